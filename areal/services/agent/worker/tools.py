@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -125,7 +126,11 @@ class McpConnection:
         if self._url is not None:
             return _over_http(self._url)
         program, *arguments = self._command
-        return stdio_client(StdioServerParameters(command=program, args=arguments, env=dict(os.environ)))
+        # With `strict`, a byte that is not UTF-8 would end the package's reader, and calls would wait without end.
+        parameters = StdioServerParameters(
+            command=program, args=arguments, env=dict(os.environ), encoding_error_handler="replace"
+        )
+        return stdio_client(parameters)
 
     async def _listed(self, client: Client) -> AsyncIterator[McpTool]:
         cursor = None
@@ -138,6 +143,10 @@ class McpConnection:
         raise ToolError(f"its list of tools has more than {_MOST_PAGES} pages")
 
     async def call(self, name: str, arguments: Mapping[str, object]) -> str:
+        try:  # the package would end the connection, which others use, and would send NaN as null
+            json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ToolError(f"the arguments of {name} cannot be written as JSON: {error}") from error
         connection = self._client
         client = await self.connected()
         try:
@@ -146,7 +155,12 @@ class McpConnection:
             if getattr(error, "code", None) == _CLOSED and self._client is connection:
                 self._drop_connection()
             raise ToolError(f"the MCP server {self.name} did not answer {name}: {error}") from error
-        parts = [part.text if part.type == "text" else part.model_dump_json() for part in result.content]
+        parts = [
+            part.text if part.type == "text" else part.model_dump_json(by_alias=True, exclude_none=True)
+            for part in result.content
+        ]
+        if not parts and result.structured_content is not None:
+            parts = [json.dumps(result.structured_content, ensure_ascii=False)]
         if result.is_error:
             raise ToolError("\n".join(parts))
         return "\n".join(parts)
@@ -210,7 +224,7 @@ async def mcp_tools(configured: Sequence[Mapping[str, Any]], timeout_s: float) -
                 raise ArealError(str(error)) from error
             for tool in server.tools:
                 if tool.name in tools:
-                    raise UsageFault(f"tools: two MCP servers have a tool {tool.name!r}; {server.name} is the second")
+                    raise UsageFault(f"tools: two tools are named {tool.name!r}; the second is of {server.name}")
                 tools[tool.name] = tool
         yield list(tools.values())
 

@@ -18,6 +18,7 @@ from tests.services.processes import Process, Processes, wait_until
 SERVER = """
     import os, sys
     from mcp.server import MCPServer
+    from mcp.types import CallToolResult, ResourceLink
 
     server = MCPServer("adder")
 
@@ -37,6 +38,14 @@ SERVER = """
     @server.tool()
     def environment() -> str:
         return os.environ.get("OF_THE_WORKER", "none")
+
+    @server.tool()
+    def structured() -> CallToolResult:
+        return CallToolResult(content=[], structured_content={"sum": 3})
+
+    @server.tool()
+    def linked() -> list:
+        return [ResourceLink(type="resource_link", uri="file:///a", name="a", mime_type="text/plain")]
 
     server.run(*sys.argv[1:2], **({"port": int(sys.argv[2])} if sys.argv[2:] else {}))
 """
@@ -93,6 +102,19 @@ def test_failing_tool_reports_error(worker: Process) -> None:
     assert answer(worker, 'add {"a": "x"}')["summary"].startswith("failed: ")
 
 
+@pytest.mark.parametrize("value", ['"\\ud800"', "NaN"])
+def test_arguments_that_are_no_json_end_no_connection(worker: Process, value: str) -> None:
+    refused = answer(worker, f'add {{"a": 1, "b": {value}}}')["summary"]
+    assert refused.startswith("failed: the arguments of add cannot be written as JSON: ")
+    assert answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3"
+
+
+def test_result_without_text_is_json(worker: Process) -> None:
+    assert json.loads(answer(worker, "structured")["summary"]) == {"sum": 3}
+    link = {"type": "resource_link", "uri": "file:///a", "name": "a", "mimeType": "text/plain"}
+    assert json.loads(answer(worker, "linked")["summary"]) == link
+
+
 @pytest.mark.extended
 def test_dead_tool_server_is_reconnected(worker: Process) -> None:
     assert "did not answer die" in answer(worker, "die")["summary"]
@@ -137,7 +159,7 @@ def test_http_tool_server_is_reconnected(processes: Processes, tmp_path: Path, s
         ([["no-such-program"]], "Agent", "the MCP server no-such-program is away: FileNotFoundError"),
         ([["false"]], "Agent", "the MCP server false is away: "),
         (["http://169.254.169.254/mcp"], "Agent", "169.254.169.254 leads to 169.254.169.254, a link-local or metadata"),
-        ([["SERVER"], ["SERVER", "stdio"]], "Agent", "two MCP servers have a tool 'add'"),
+        ([["SERVER"], ["SERVER", "stdio"]], "Agent", "two tools are named 'add'; the second is of "),
         ([["SERVER"]], "toolless", "toolless() takes no 'tools'"),
     ],
 )
@@ -203,3 +225,29 @@ def test_command_receives_servers_as_json(processes: Processes, tmp_path: Path) 
     (tmp_path / "config.json").write_text(json.dumps(config))
     worker = processes.service("agent.worker", "--config", str(tmp_path / "config.json"), keyed=False)
     assert json.loads(answer(worker)["summary"]) == servers
+
+
+LATIN = """
+    import json, sys
+
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if asked["method"] == "initialize":
+            about = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}}}
+            result = {**about, "serverInfo": {"name": "latin", "version": "1"}}
+        elif asked["method"] == "tools/list":
+            result = {"tools": [{"name": "drink", "inputSchema": {"type": "object"}}]}
+        elif asked["method"] == "tools/call":
+            result = {"content": [{"type": "text", "text": "caf\\u00e9"}]}
+        else:
+            continue
+        answer = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}, ensure_ascii=False)
+        sys.stdout.buffer.write(answer.encode("latin-1") + b"\\n")
+        sys.stdout.buffer.flush()
+"""
+
+
+def test_answer_that_is_not_utf8_ends_its_call(processes: Processes, tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(textwrap.dedent(LATIN))
+    worker = start_agent(processes, tmp_path, AGENT, "--tools", stdio(tmp_path / "server.py"))
+    assert answer(worker, "drink")["summary"] == "caf\ufffd"
