@@ -28,7 +28,7 @@ from areal.services.inference.data_proxy.sessions import Caller, CallerResolver,
 from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.exporting import ExportRequest, StoredExport
 from areal.services.inference.recorder.journal import SessionJournal
-from areal.services.inference.recorder.records import TrajectoryTurns, named_request
+from areal.services.inference.recorder.records import NamedRequest, TrajectoryTurns, named_request
 from areal.services.inference.recorder.rows import Export, RewardOverflow, Style, export_all, npz, parse_rows
 from areal.services.inference.recorder.session import (
     HITL,
@@ -136,10 +136,11 @@ class JournalSessionRoutes:
             journal, group = _group(self._store, body.group_id)
             ended = [await self._end(Caller(journal, number, admin=True)) for number, _ in journal.members(group)]
             return json_response({"ended": ended})
-        return json_response(await self._end(self._callers.selected(caller, body.session_id)))
+        named = named_request(idempotency_key(request.headers), "end")
+        return json_response(await self._end(self._callers.selected(caller, body.session_id), named))
 
-    async def _end(self, caller: Caller) -> dict[str, object]:
-        ended = await caller.journal.end(caller.session)
+    async def _end(self, caller: Caller, request: NamedRequest | None = None) -> dict[str, object]:
+        ended = await caller.journal.end(caller.session, request)
         self._seeds.end(caller.journal.tag, caller.session)
         return {"message": "session ended", "session_id": ended.session_id, "ready_trajectory_ids": ended.ready}
 

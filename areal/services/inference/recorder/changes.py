@@ -553,9 +553,14 @@ def check_exported_reward(tables: SessionTables, number: int, place: int, value:
     check_sealed(value, tables.reward(target) if target is not None else None)
 
 
-def end(tables: SessionTables, number: int, now: float) -> EndedSession:
-    """End a session: all its trajectories become ready. Idempotent. Raises 404 if the session was removed."""
+def end(tables: SessionTables, number: int, now: float, request: NamedRequest | None = None) -> EndedSession:
+    """End a session: all its trajectories become ready. Idempotent; of the human in the loop, whose next trajectory
+    may have begun by now, by the name of the request. Raises 404 if the session was removed, 422 as ``reward_once``."""
     session = _open_session(tables, number)
+    named = request if session.hitl else None
+    if named is not None and (stored := tables.answer_of(number, named)) is not None:
+        first = orjson.loads(stored)
+        return EndedSession(first["session_id"], tuple(first["ready"]))
     before = tables.trajectories(number)
     ended, trajectories = end_session(session, before, now)
     for old, new in zip(before, trajectories, strict=True):
@@ -564,7 +569,10 @@ def end(tables: SessionTables, number: int, now: float) -> EndedSession:
     if ended != session:
         tables.save_session(ended)
     ready = tuple(each.number for each in trajectories if each.phase is TrajectoryPhase.READY)
-    return EndedSession(tables.name(session), ready)
+    answer = EndedSession(tables.name(session), ready)
+    if named is not None:
+        tables.keep_answer(number, named, orjson.dumps(answer), now + _REPEATABLE_S)
+    return answer
 
 
 def note_failure(tables: SessionTables, number: int, code: str, now: float) -> None:

@@ -154,8 +154,8 @@ class SessionJournal(Journal):
         answer = RewardAnswer(**orjson.loads(stored)) if stored is not None else None
         return answer if answer is not None and answer.session_id == str(name) else None
 
-    async def end(self, session: int) -> EndedSession:
-        ended = await self._change(lambda now: changes.end(self._write, session, now))
+    async def end(self, session: int, request: NamedRequest | None = None) -> EndedSession:
+        ended = await self._change(lambda now: changes.end(self._write, session, now, request))
         self.on_news()
         return ended
 

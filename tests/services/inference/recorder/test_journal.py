@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from areal.services.http.errors import ApiError
+from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.records import (
@@ -133,6 +134,18 @@ async def test_end_makes_an_unrewarded_trajectory_ready_with_zero(journal: Sessi
     _, export = await journal.export(ExportRequest((session_id,)))
     assert export.traj()["rewards"] == [0.0]
     assert [row["rewarded"] for row in export.rows] == [False]
+
+
+async def test_repeated_end_of_the_human_in_the_loop_leaves_the_next_trajectory_open(
+    journal: SessionJournal, calls: Calls
+) -> None:
+    await journal.record(HITL_SESSION, calls.tokens([1]))
+    ended = await journal.end(HITL_SESSION, named_request("key", "end"))
+    await journal.record(HITL_SESSION, calls.tokens([2]))
+    assert await journal.end(HITL_SESSION, named_request("key", "end")) == ended
+    phases = [item.phase for item in journal.trajectories(HITL_SESSION)]
+    assert phases == [TrajectoryPhase.READY, TrajectoryPhase.OPEN]
+    assert (await journal.end(HITL_SESSION, named_request("another", "end"))).ready == (0, 1)
 
 
 async def test_choices_of_one_call_are_siblings(journal: SessionJournal, calls: Calls) -> None:
