@@ -93,16 +93,24 @@ def select(home: Home, words: Sequence[str], selector: str) -> list[Ref]:
     if len(words) != 1 or "/" in words[0]:
         raise UsageFault("-l selects objects of one kind", hint="for example: models -l tier=prod")
     matches = parse_selector(selector)
-    kind = resolve_kind(words[0])
-    return [found.ref for found in ObjectStore(home).list(kind) if matches(found.labels)]
+    found = ObjectStore(home).list(resolve_kind(words[0]))
+    return [item.ref for item in (*found, *found.presumed.values()) if matches(item.labels)]
 
 
 def select_all(home: Home, words: Sequence[str]) -> list[Ref]:
     """Return all objects; of one kind, if ``words`` names one."""
     if len(words) > 1 or any("/" in word for word in words):
         raise UsageFault("--all is for one kind, or for all", hint="for example: models --all")
-    kinds = list(KINDS) if words in ((), ("all",)) else [resolve_kind(words[0])]
-    return [Ref(kind, name) for kind in kinds for name in names_of(str(home.root), kind)]
+    return all_refs(home, None if words in ((), ("all",)) else words[0])
+
+
+def all_refs(home: Home, kind: str | None) -> list[Ref]:
+    """Return the objects of a kind, or of all; those whose records cannot be read are the last."""
+    from areal.state.objects import ObjectStore
+    from areal.state.upkeep import ref_of
+
+    found = ObjectStore(home).list(kind)
+    return [*(item.ref for item in found), *(ref_of(path) for path, _ in found.unreadable)]
 
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]

@@ -14,7 +14,7 @@ import click
 from areal import interrupt
 from areal.cli.apply import converge, foreground, preview
 from areal.cli.logs import LogQuery
-from areal.cli.objects import PROCESS_COLUMNS, complete, recorded, stored
+from areal.cli.objects import PROCESS_COLUMNS, all_refs, complete, recorded, stored
 from areal.cli.operate import approver, finish, merge_outcomes, mutate, scale_object
 from areal.cli.options import Decorator, Invocation, change_options, gather, stack, stop_options, timeout
 from areal.cli.output import Column, emit_rows, field, render_table, report_unreadable, show_status
@@ -160,14 +160,9 @@ def stop_service(
     cascade: bool,
 ) -> int:
     from areal.reconcilers import operations
-    from areal.state.upkeep import ref_of
 
     refuse_remote_context(cli)
-    if all_:
-        found = HomeView(cli.home).of_kind(kind)
-        refs = [*(item.ref for item in found), *(ref_of(path) for path, _ in found.unreadable)]  # which are named
-    else:
-        refs = [stored(cli.home, Ref(kind, check_name(name))).ref]
+    refs = all_refs(cli.home, kind) if all_ else [stored(cli.home, Ref(kind, check_name(name))).ref]
     if not refs:
         cli.info(f"no {noun(kind)} to stop")
         return 0

@@ -200,6 +200,8 @@ def _home(ctx: Context) -> Iterator[_Diagnosis]:
         why = "kernel locks may not hold between machines: two of them could run one object"
         fix = "use areal from one machine, or a local folder: --home or AREAL_HOME"
         yield _Diagnosis(Finding("warning", f"{root} is on {kind}", why, fix))
+    if closed := ctx.home.closed():
+        yield _Diagnosis(Finding("error", closed, "no command can change an object", "make it writable: chmod u+rwx"))
     space = os.statvfs(root)
     free = space.f_bavail * space.f_frsize
     if free < _LEAST_FREE_BYTES:

@@ -164,12 +164,12 @@ def _object_outcome(item: ObjectPlan, last: Report, unseen: str) -> ObjectOutcom
     if item.refusal is not None:
         error = refused_error(item.refusal)
         return ObjectOutcome(item.ref, item.action, error.message, error.exit_code, error)
-    action = _DONE.get(item.action, item.action)
+    action = done = _DONE.get(item.action, item.action)
     if last.is_unfinished(item.ref):
-        why = "interrupted" if last.interrupted else "an earlier step failed"
-        return ObjectOutcome(item.ref, action, f"not converged: {why}", _PARTIAL)
+        unseen = "interrupted" if last.interrupted else "an earlier step failed"
     if unseen:
-        return ObjectOutcome(item.ref, action, f"not converged: {unseen}", _PARTIAL)
+        action, what = ("failed", done) if item.action in _GONE else (done, "converged")
+        return ObjectOutcome(item.ref, action, f"not {what}: {unseen}", _PARTIAL)
     return ObjectOutcome(item.ref, action, item.cause)
 
 

@@ -18,7 +18,7 @@ from areal.dataclasses import asdict, dataclass, replace
 from areal.errors import Locked
 from areal.files import parse_json, write_all
 from areal.resources.kinds import KINDS, Ref
-from areal.state.files import explain, make_folder, read_raw, write_atomic
+from areal.state.files import explain, make_folder, names_in, read_raw, write_atomic
 from areal.state.home import Home
 from areal.state.locks import acquire, flock_owner
 from areal.state.locks import actor as this_actor
@@ -78,7 +78,7 @@ class EventLog:
         """Return the last ``limit`` events of an object, or of all, oldest first. Writes nothing."""
         if ref is None:
             folders = [self._home.objects / kind.lower() for kind in KINDS]
-            paths = [self._stray, *(path for folder in folders for path in sorted(folder.glob("*/events.jsonl")))]
+            paths = [self._stray, *(folder / name / "events.jsonl" for folder in folders for name in names_in(folder))]
             events = [event for path in paths for event in load(path)]
         else:
             own = load(events_file(self._home, ref))

@@ -90,11 +90,16 @@ class Home:
             if culprit is None:
                 raise ArealError(explain(error, self.root, "use").message, hint=_ELSEWHERE) from error
             raise ArealError(f"cannot use {self.root} as a home: {culprit} is not a folder", hint=_ELSEWHERE) from error
-        for folder in (self.root, *self.folders):
-            if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-                who = f"uid {os.geteuid()} (permissions, or a read-only file system)"
-                raise ArealError(f"cannot use {folder}: it cannot be written by {who}", hint=_ELSEWHERE)
+        if closed := self.closed():
+            raise ArealError(f"cannot use {closed}", hint=_ELSEWHERE)
         return self
+
+    def closed(self) -> str:
+        """Return which existing folder cannot be written, and by whom, or ""."""
+        for folder in (self.root, *self.folders):
+            if folder.exists() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+                return f"{folder}: it cannot be written by uid {os.geteuid()} (permissions, or a read-only file system)"
+        return ""
 
 
 _KEY_BYTES = 32

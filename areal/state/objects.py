@@ -230,7 +230,7 @@ class ObjectStore:
 
     def missing(self, ref: Ref) -> NotFound:
         """Return the error for an object that does not exist, with a similar name as a suggestion."""
-        names = [name for name in names_in(self.home.objects / ref.kind.lower()) if name_problem(name) is None]
+        names = [item.name for item in self.list(ref.kind)]  # a folder without a record is left by a killed command
         hint = f"there are: {', '.join(names[:8])}" if names else f"there is no {ref.kind} in {self.home.root}"
         return NotFound(f"{ref} does not exist{did_you_mean(ref.name, names)}", hint=hint)
 

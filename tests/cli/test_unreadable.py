@@ -95,6 +95,44 @@ def test_record_without_revision_is_replaced_by_its_manifest(
     assert areal("doctor").code == areal("diff", "--drift").code == 0
 
 
+def test_folder_without_record_is_no_object(areal: Areal, recorded: Callable[[str], Path]) -> None:
+    (recorded("model/half").parent / "revisions").mkdir(parents=True)  # a full disk, or a killed command
+    lost = areal("get", "model/half")
+    assert lost.code == 4 and "half" not in lost.err.replace("Model/half", "", 1), lost
+    deleted = areal("delete", "--all", "--yes")
+    assert deleted.code == 0 and "model/m deleted" in deleted.out, deleted
+
+
+def test_selector_finds_labels_of_unreadable_record(areal: Areal, home: Home, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    labelled = document("InferenceService", "a", {"suspend": True})
+    labelled["metadata"]["labels"] = {"tier": "prod"}
+    file.write_text(yaml.safe_dump(labelled))
+    assert areal("apply", "-f", str(file)).code == 0
+    (home.objects / "inferenceservice" / "a" / "object.json").write_text("{")
+    refused = areal("delete", "inf", "-l", "tier=prod", "--yes")
+    assert refused.code == 3 and "a/object.json is unreadable" in refused.err, refused
+
+
+def test_closed_folder_is_named_by_events_and_doctor(
+    areal: Areal, home: Home, recorded: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded("model/m")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home.locks)
+    doctor = areal("doctor")
+    assert doctor.code == 1 and f"error: {home.locks}: it cannot be written by uid" in doctor.out, doctor
+    scandir = os.scandir
+
+    def refuse(path: str | Path) -> Any:
+        if Path(path) == home.objects / "model":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    events = areal("events")
+    assert events.code == 1 and f"cannot list {home.objects}/model: permission denied" in events.err, events
+
+
 @pytest.mark.parametrize("damage", [lambda path: path.write_text("x"), lambda path: path.mkdir()])
 def test_damaged_serial_is_repaired_with_objects(
     areal: Areal, home: Home, recorded: Callable[[str], Path], damage: Callable[[Path], object]

@@ -386,8 +386,14 @@ def held_elsewhere() -> ApiError:
     return ApiError(421, message, code="session_elsewhere")
 
 
+def is_full(error: OSError | sqlite3.Error) -> bool:
+    """Return whether a write failed because its disk, or the user's share of it, is full."""
+    named = getattr(error, "sqlite_errorname", "") in ("SQLITE_FULL", "SQLITE_IOERR_WRITE")
+    return named or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
+
+
 def store_failure(error: sqlite3.Error) -> ApiError:
-    if getattr(error, "sqlite_errorname", "") in ("SQLITE_FULL", "SQLITE_IOERR_WRITE"):
+    if is_full(error):
         return ApiError(507, f"the journal's disk is full: {error}", code="storage_full")
     return ApiError(500, f"the journal could not be written: {error}", code="storage_failed")
 

@@ -36,6 +36,7 @@ from areal.services.journal.storage import (
     JournalFolder,
     held_elsewhere,
     is_damage,
+    is_full,
     lock_folder,
     note_damage,
     other_folders,
@@ -321,7 +322,8 @@ async def open_journal_store(
         store.others()
         return store
     except (OSError, sqlite3.Error) as error:
-        hint = "move the folder away to start without what is recorded in it, or name another --state-dir"
+        move = "move the folder away to start without what is recorded in it"
+        hint = f"{'free some space there' if is_full(error) else move}, or name another --state-dir"
         raise UsageFault(f"cannot open the journal {root / uid}: {error}", hint=hint) from error
 
 

@@ -19,7 +19,7 @@ from areal.services.http.errors import ApiError
 from areal.services.http.tasks import background
 from areal.services.journal import store
 from areal.services.journal.keys import key_digest
-from areal.services.journal.storage import DATABASE, lock_folder, other_folders
+from areal.services.journal.storage import DATABASE, JournalFolder, lock_folder, other_folders
 from areal.services.journal.store import JournalStore, open_journal_store, store_details
 
 
@@ -253,3 +253,18 @@ async def test_folder_is_relisted_only_after_change(tmp_path: Path, monkeypatch:
     os.utime(tmp_path, ns=(2, 2))
     assert one.others() == ()
     await one.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [(OSError(errno.ENOSPC, "No space left on device"), "free some space there"), (OSError("odd"), "move the folder")],
+)
+async def test_journal_on_full_disk_needs_space_and_not_another_folder(
+    tmp_path: Path, error: OSError, hint: str
+) -> None:
+    async def fail(folder: JournalFolder) -> AgentJournal:
+        raise error
+
+    with pytest.raises(UsageFault) as caught:
+        await open_journal_store(tmp_path, "one", fail)
+    assert hint in (caught.value.hint or "")
