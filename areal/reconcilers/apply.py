@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 
 def wanted_of(resource: Resource) -> Wanted:
-    source = {**vars(resource.source)}
-    if os.path.exists(source["file"]):  # noqa: PTH110 - a large apply asks this a thousand times
-        source["file"] = os.path.abspath(source["file"])  # noqa: PTH100 - links stay links
+    source = resource.source
+    if os.path.exists(source.file):  # noqa: PTH110 - a large apply asks this a thousand times
+        source = replace(source, file=os.path.abspath(source.file))  # noqa: PTH100 - links stay links
     return Wanted(
         ref=str(resource.ref),
         kind=resource.kind,
@@ -54,7 +54,7 @@ def wanted_of(resource: Resource) -> Wanted:
         annotations=resource.annotations,
         depends_on=tuple(resource.depends_on),
         owner=str(resource.owned_by) if resource.owned_by else None,
-        source=source,
+        source={"file": source.file, "line": source.line, "sha256": source.sha256},
         where=str(resource.pos),
         applied_in=os.getcwd(),  # noqa: PTH109
     )

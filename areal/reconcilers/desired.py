@@ -22,6 +22,7 @@ from areal.state.records import (
     APPLY,
     FieldConflict,
     Layer,
+    LayerSource,
     Listing,
     Revision,
     StoredObject,
@@ -31,8 +32,6 @@ from areal.state.records import (
     take_leaves,
 )
 from areal.wire.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS
-
-_DERIVED = "derived"  # in the source of a manifest: fields that were filled in when it was applied
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Wanted:
     annotations: Mapping[str, str]
     depends_on: tuple[str, ...] = ()
     owner: str | None = None
-    source: Mapping[str, Any] | None = None
+    source: LayerSource | None = None
     where: str = ""  # file:line:col, for messages
     applied_in: str = ""  # the working folder of the command
     fresh: bool = False  # drop the layers of an earlier object of this name
@@ -129,18 +128,18 @@ def with_derived(
             earlier is not None and is_derived(earlier, path, unnoted=False) and value == get_path(earlier.spec, path)
         )
 
-    source = dict(wanted.source or {})
+    source: LayerSource = wanted.source or {}
     added = {path_text(path) for path in fields if filled_in(path)}
-    return replace(wanted, spec=spec, source={**source, _DERIVED: sorted(added.union(source.get(_DERIVED, ())))})
+    return replace(wanted, spec=spec, source={**source, "derived": sorted(added.union(source.get("derived", ())))})
 
 
 def is_derived(stored: StoredObject, path: FieldPath, *, unnoted: bool) -> bool:
     """Return whether a recorded field was filled in, so that it stays while manifests do not set it. ``unnoted``: the
     answer for an object of an earlier version, which did not note such fields."""
     applied = stored.applied
-    source = (applied.source if applied is not None else None) or {}
+    source: LayerSource = (applied.source if applied is not None else None) or {}
     there = get_path(stored.spec, path) is not ABSENT
-    return there and (path_text(path) in source[_DERIVED] if _DERIVED in source else unnoted)
+    return there and (path_text(path) in source["derived"] if "derived" in source else unnoted)
 
 
 def field_changes(kind: str, old: Mapping[str, object], new: Mapping[str, object]) -> tuple[FieldChange, ...]:
@@ -200,7 +199,7 @@ def target_for(
 ) -> Target:
     """Lay ``wanted`` over the stored object, or replace it if its uid is in ``recreate``. Raises Conflict for a leaf
     that a later layer owns, and for an immutable leaf."""
-    layer = Layer(APPLY, dict(wanted.spec), dict(wanted.source) if wanted.source else None, "", 0.0)
+    layer = Layer(APPLY, dict(wanted.spec), wanted.source or None, "", 0.0)
     if stored is None:
         return Target(_new_object(wanted, layer, set_name), "create", field_changes(wanted.kind, {}, wanted.spec))
     if stored.uid in recreate:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from areal.runtime.backends.base import RunState
     from areal.state.events import Event
     from areal.state.home import Home
-    from areal.state.records import Listing, StoredObject
+    from areal.state.records import LayerSource, Listing, StoredObject
 
 _EVENTS = 10  # of a description
 _LOG_LINES = 8  # of a process that failed
@@ -230,11 +230,11 @@ def origin_rows(found: StoredObject, *, defaults: bool = False) -> list[dict[str
     return rows
 
 
-def source_text(source: Mapping[str, object] | None) -> str | None:
+def source_text(source: LayerSource | None) -> str | None:
     """Return ``file:line`` of a manifest; None if there was no file."""
     if not source or not source.get("file"):
         return None
-    return f"{source['file']}:{source['line']}" if source.get("line") else str(source["file"])
+    return f"{source['file']}:{source['line']}" if source.get("line") else source["file"]
 
 
 def weights_text(status: Mapping[str, Any]) -> str:

@@ -300,8 +300,7 @@ def restart_policy(restart: Any, **budget: Any) -> RestartPolicy:
 
 def source_file(stored: StoredObject) -> str | None:
     """Return the manifest's file, or None."""
-    files = (str(layer.source["file"]) for layer in stored.layers if layer.source and layer.source.get("file"))
-    return next(files, None)
+    return next((file for layer in stored.layers if layer.source and (file := layer.source.get("file"))), None)
 
 
 def secret_of(key_from: Any, stored: StoredObject) -> str:

@@ -17,11 +17,11 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from areal.dataclasses import dataclass, field
 from areal.files import parse_json, still_named, sync_folder, try_lock, write_all
@@ -43,13 +43,40 @@ _JOINT = b'", "entry": '
 _BODY = len(_HEAD) + 8 + len(_JOINT)
 
 
+class OperationData(TypedDict, total=False):
+    """What is recorded of an operation: of several that are one change, ``ref`` is the first object, ``also`` names the
+    others."""
+
+    ref: str
+    target: str
+    run: str
+    also: list[str]
+    pid: int
+    failed: bool
+
+
+class _Entry(TypedDict, total=False):
+    """A line: ``type`` open | begin | note | end | abort."""
+
+    type: Required[str]
+    n: int
+    op: str
+    data: OperationData
+    reason: str
+    command: str
+    actor: str
+    at: float
+    pid: int
+    objects: list[str]
+
+
 @dataclass(frozen=True)
 class Operation:
     """One ``begin`` with its later notes: ``data`` has all fields, later values over earlier ones."""
 
     n: int
     op: str
-    data: dict[str, Any]
+    data: OperationData
     ended: bool
 
 
@@ -63,7 +90,7 @@ class OpenTransaction:
     actor: str
     pid: int
     objects: tuple[str, ...]
-    entries: tuple[dict[str, Any], ...]
+    entries: tuple[_Entry, ...]
     damaged: int = 0
     aborted: str | None = None
 
@@ -88,7 +115,7 @@ class OpenTransaction:
 
 def parse(path: Path, raw: bytes) -> OpenTransaction:
     """Return a journal's bytes as far as they can be trusted, line by line. Pure."""
-    entries: list[dict[str, Any]] = []
+    entries: list[_Entry] = []
     damaged = unread = 0
     for line in raw.split(b"\n"):
         entry = decode_line(line)
@@ -98,7 +125,7 @@ def parse(path: Path, raw: bytes) -> OpenTransaction:
             unread = 0
         elif line:
             unread += 1
-    head = entries[0] if entries and entries[0]["type"] == "open" else {}
+    head: _Entry = entries[0] if entries and entries[0]["type"] == "open" else {"type": ""}
     aborted = next((str(entry["reason"]) for entry in entries if entry["type"] == "abort"), None)
     return OpenTransaction(
         path=path,
@@ -107,26 +134,26 @@ def parse(path: Path, raw: bytes) -> OpenTransaction:
         actor=head.get("actor", "unknown"),
         pid=head.get("pid", 0),
         objects=tuple(head.get("objects", ())),
-        entries=tuple(entries[1:] if head else entries),
+        entries=tuple(entries[1:] if head["type"] else entries),
         damaged=damaged,
         aborted=aborted,
     )
 
 
-def encode_line(entry: dict[str, object]) -> bytes:
+def encode_line(entry: Mapping[str, object]) -> bytes:
     """Return one entry as a JSON line with the CRC-32 of its own bytes. Raises TypeError for other values than
     JSON's."""
     body = json.dumps(entry).encode()
     return _HEAD + b"%08x" % zlib.crc32(body) + _JOINT + body + b"}\n"
 
 
-def decode_line(line: bytes) -> dict[str, Any] | None:
+def decode_line(line: bytes) -> _Entry | None:
     """Return the entry of a line, None when it is not whole."""
     body = line[_BODY:-1]
     if not line.startswith(_HEAD) or line[len(_HEAD) : _BODY] != b"%08x" % zlib.crc32(body) + _JOINT:
         return None
     try:
-        entry = parse_json(body)
+        entry: _Entry = parse_json(body)
     except ValueError:
         return None
     return entry if isinstance(entry, dict) and "type" in entry else None

@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from areal.dataclasses import dataclass, field, fields, replace
 from areal.resources.kinds import Ref
@@ -29,13 +29,24 @@ JOB = "job"  # of the service that a job created: the job is at rest
 AWAITING = "dependsOn"  # of an object that starts when a job has succeeded, which its ``source`` names
 
 
+class LayerSource(TypedDict, total=False):
+    """Where a layer came from: a manifest, of which ``derived`` fields were filled in when it was applied, or the job
+    that the object waits for."""
+
+    file: str
+    line: int
+    sha256: str
+    derived: list[str]
+    job: str
+
+
 @dataclass(frozen=True)
 class Layer:
-    """The fields that one manager set, ``at`` seconds since the epoch. ``source``: where a manifest came from."""
+    """The fields that one manager set, ``at`` seconds since the epoch."""
 
     manager: str
     spec: dict[str, Any]
-    source: dict[str, Any] | None = None
+    source: LayerSource | None = None
     actor: str = ""
     at: float = 0.0
 
@@ -194,7 +205,7 @@ class StoredObject:
         if layer is None or not self.spec.get("suspend"):
             return ""
         others = effective(tuple(each for each in self.layers if each is not layer))
-        return "" if others.get("suspend") else str((layer.source or {}).get("job", ""))
+        return "" if others.get("suspend") else (layer.source or {}).get("job", "")
 
 
 @dataclass(frozen=True)
@@ -204,7 +215,7 @@ class Revision:
     number: int
     actor: str
     at: float
-    source: dict[str, Any] | None
+    source: LayerSource | None
     object: StoredObject
 
     @property

@@ -128,7 +128,7 @@ def _import_folders(folder: Path, file: str | None) -> list[str]:
 def agent_faults(wanted: Wanted, resource: Resource) -> list[Diagnostic]:
     """Return faults that would keep a service from starting."""
     spec = AgentServiceSpec.model_validate(wanted.spec)
-    file = str((wanted.source or {}).get("file") or "") or None
+    file = (wanted.source or {}).get("file") or None
     found = [*_faults(spec, Path(spec.working_dir or Path.cwd()), file)]
     found += secret_faults(wanted.spec.get("envFrom") or {})
     return [resource.fault(*each) for each in found]

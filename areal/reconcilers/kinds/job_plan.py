@@ -331,7 +331,7 @@ def _as_recorded(item: StoredObject) -> Wanted:
         annotations=item.annotations,
         depends_on=tuple(item.depends_on),
         owner=item.owner,
-        source=dict(layer.source) if layer is not None and layer.source else None,
+        source=layer.source if layer is not None else None,
     )
 
 
@@ -445,7 +445,7 @@ def _with_awaited(target: Target, job: str, end_of: Callable[[str], JobPhase | N
     a job ended, or None."""
     item = target.object
     held = next((layer for layer in item.layers if layer.manager == AWAITING), None)
-    had = str((held.source or {}).get("job", "")) if held is not None else ""
+    had = (held.source or {}).get("job", "") if held is not None else ""
     if job:
         cause = f"waits for {job}{', which has failed' if end_of(job) is not None else ''}"
     else:  # a person may have resumed it, or its manifest names the job no longer

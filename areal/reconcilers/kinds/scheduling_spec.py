@@ -31,9 +31,9 @@ _SLURM_ONLY = {
 class Placement:
     """Placement of one process: ``resources``, ``env`` and scheduler settings, in the form of a spec."""
 
-    resources: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, object] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 def placement_of(rows: object, where: str, scheduler: str) -> Placement:

@@ -42,6 +42,7 @@ from areal.runtime.backends.ray_job import (
     LOST_S,
     RUN_KEY,
     TERMINAL,
+    RayEntry,
     RayNode,
     brief,
     cancel_request,
@@ -110,15 +111,15 @@ class RayApi:
         except ValueError:
             raise _NotJson(f"{self.address} is not a Ray dashboard: {path} answered no JSON") from None
 
-    def jobs(self) -> list[dict[str, Any]]:
+    def jobs(self) -> list[RayEntry]:
         found = self.call("GET", "/api/jobs/")
         if not isinstance(found, list):
             raise ArealError(f"{self.address} is not a Ray dashboard")
         return [entry for entry in found if entry.get("submission_id")]
 
-    def job(self, job_id: str) -> dict[str, Any] | None:
+    def job(self, job_id: str) -> RayEntry | None:
         with suppress(NotFound):
-            found: dict[str, Any] = self.call("GET", f"/api/jobs/{quote(job_id)}")
+            found: RayEntry = self.call("GET", f"/api/jobs/{quote(job_id)}")
             return found
         return None
 
@@ -131,7 +132,7 @@ class RayApi:
     def load(self) -> list[Mapping[str, float]]:
         return parse_load(self.call("GET", "/api/cluster_status"))
 
-    def submit(self, request: Mapping[str, Any]) -> None:
+    def submit(self, request: Mapping[str, object]) -> None:
         """Submit the job; do nothing if it already exists. A head that has just started is given time."""
         deadline = time.monotonic() + _SUBMIT_S
         while True:
@@ -299,7 +300,7 @@ class RayBackend(ClusterBackend):
             load = api.load()
         found = {}
         for entry in entries:
-            uid = str(entry["metadata"].get(RUN_KEY))
+            uid = str((entry["metadata"] or {}).get(RUN_KEY))
             self._seen_at[uid] = api.address
             found[uid] = self._with_node(uid, parse_job(entry, load), wants_in(entry).nodes)
         if missing := [uid for uid in uids if uid not in found]:
@@ -376,7 +377,7 @@ class RayBackend(ClusterBackend):
                 cancel = str(request["submission_id"])
             if waited_s > grace_s + 4 * _MARGIN_S:
                 last = (api.job(cancel) if cancel else None) or entry
-                raise TimedOut(f"Ray does not end the job of run {uid}: {brief(str(last['message']))}")
+                raise TimedOut(f"Ray does not end the job of run {uid}: {brief(last['message'] or '')}")
             time.sleep(_POLL_S if waited_s < _STARTING_S else 5 * _POLL_S)
 
     def forget(self, uid: str, *, unprovable: bool = False) -> None:

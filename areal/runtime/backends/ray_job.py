@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 from urllib.parse import urlsplit
 
 from areal.dataclasses import dataclass, replace
@@ -29,6 +29,20 @@ _JOB_MANAGER = re.compile(r"^(?:.*\sINFO job_manager\.py|Running entrypoint for 
 TERMINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 _SMALL_CPUS = 0.1  # of a process that declares none: without any Ray would start it on the head
 _OWN_PYTHON = ("pip", "uv", "conda", "image_uri", "container")
+
+
+class RayEntry(TypedDict, total=False):
+    """A job, as ``GET /api/jobs/`` lists it; times in milliseconds since the epoch."""
+
+    status: Required[str]
+    submission_id: str
+    message: str | None
+    metadata: dict[str, str] | None
+    start_time: int | None
+    end_time: int | None
+    driver_agent_http_address: str | None
+    driver_exit_code: int | None
+    error_type: str | None
 
 
 @dataclass(frozen=True)
@@ -164,11 +178,11 @@ def resolve_address(address: str, environ: Mapping[str, str]) -> str:
     return address.rstrip("/")
 
 
-def parse_job(entry: Mapping[str, Any], load: Sequence[Mapping[str, float]] = ()) -> Job:
-    """Return one entry of ``GET /api/jobs/``. ``load``: pending demands, of which one may be this job's."""
-    status, message = entry["status"], str(entry.get("message") or "")
-    queued_at = entry["start_time"] / 1000 if entry.get("start_time") else None
-    job = Job(JobState.RUNNING, str(entry["submission_id"]), queued_at=queued_at)
+def parse_job(entry: RayEntry, load: Sequence[Mapping[str, float]] = ()) -> Job:
+    """Return a job. ``load``: pending demands, of which one may be this job's."""
+    status = entry["status"]
+    queued_at = started / 1000 if (started := entry.get("start_time")) else None
+    job = Job(JobState.RUNNING, entry["submission_id"], queued_at=queued_at)
     if status == "PENDING":
         return replace(job, state=JobState.QUEUED, reason=waiting_reason(wants_in(entry), load))
     job = replace(job, node=urlsplit(entry.get("driver_agent_http_address") or "").hostname or "")
@@ -176,12 +190,12 @@ def parse_job(entry: Mapping[str, Any], load: Sequence[Mapping[str, float]] = ()
         return job
     if status not in TERMINAL:
         return replace(job, state=JobState.UNKNOWN, reason=f"Ray says that the job is {status}")
-    ended_at = entry["end_time"] / 1000 if entry.get("end_time") else None
-    cause, reason = cause_of(entry), "" if status == "SUCCEEDED" else brief(message)
+    ended_at = ended / 1000 if (ended := entry.get("end_time")) else None
+    cause, reason = cause_of(entry), "" if status == "SUCCEEDED" else brief(entry.get("message") or "")
     return replace(job, state=JobState.ENDED, reason=reason, cause=cause, ended_at=ended_at)
 
 
-def wants_in(entry: Mapping[str, Any]) -> RayWants:
+def wants_in(entry: RayEntry) -> RayWants:
     try:
         found = json.loads((entry.get("metadata") or {})[WANTS_KEY])
         return RayWants(found["resources"], found["nodes"])
@@ -189,9 +203,9 @@ def wants_in(entry: Mapping[str, Any]) -> RayWants:
         return RayWants({})
 
 
-def cause_of(entry: Mapping[str, object]) -> Cause:
+def cause_of(entry: RayEntry) -> Cause:
     """Return why a job has ended. The run's ``stop.json`` tells a stop by areal itself apart."""
-    message = str(entry.get("message") or "").lower()
+    message = (entry.get("message") or "").lower()
     if entry["status"] == "STOPPED":
         return Cause.CANCELLED
     if entry["status"] == "SUCCEEDED":
