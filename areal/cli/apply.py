@@ -368,7 +368,7 @@ def foreground(cli: Invocation, ref: Ref, query: LogQuery, until: Callable[[], b
     except KeyboardInterrupt:
         with mutation(cli) as context:
             cli.info("\nstopping; Ctrl-C again leaves at once")
-            return operations.suspend(context, ref)
+            return operations.carry_out(context, operations.suspending(context, ref))
     return None
 
 
@@ -545,11 +545,9 @@ def rollback(cli: Invocation, targets: tuple[str, ...], to: int | None, dry_run:
         with mutation(cli) as context:
             made = operations.plan_change(context, operations.rolling_back(context, ref, to))
         return _emit_plan(cli, made, _readable)
-    return mutate(
-        cli,
-        operations.rollback,
-        ref,
-        to=to,
-        timeout_s=cli.deadline_s(),
-        approve=approver(cli, "rollback"),
-    )
+    seconds, approve = cli.deadline_s(), approver(cli, "rollback")
+
+    def roll_back(context: Context) -> Outcome:
+        return operations.carry_out(context, operations.rolling_back(context, ref, to), seconds, approve)
+
+    return mutate(cli, roll_back)

@@ -310,7 +310,8 @@ def _verb(name: str, text: str) -> click.Command:
             outcomes = []
             for ref in refs:
                 try:
-                    outcomes.append(getattr(operations, name)(context, ref, timeout_s=cli.deadline_s()))
+                    change = operations.CHANGES[name](context, ref)
+                    outcomes.append(operations.carry_out(context, change, cli.deadline_s()))
                 except ArealError as error:
                     if len(refs) == 1:
                         raise

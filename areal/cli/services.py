@@ -109,7 +109,7 @@ def _start(
     outcomes = [converge(cli, context, manifests, command=command, force=force, timeout=seconds)]
     found = recorded(cli, ref)
     if not outcomes[0].exit_code and found is not None and found.spec.get("suspend"):
-        outcomes.append(operations.resume(context, ref, timeout_s=seconds))
+        outcomes.append(operations.carry_out(context, operations.resuming(context, ref), seconds))
     return merge_outcomes(outcomes)
 
 
@@ -170,9 +170,12 @@ def stop_service(
     if keep_state:
         if cascade:
             raise UsageFault("--keep-state deletes nothing, so --cascade has no effect with it")
-        return mutate(
-            cli, lambda context: merge_outcomes([operations.suspend(context, ref, seconds, grace) for ref in refs])
-        )
+
+        def suspend(context: Context) -> Outcome:
+            changes = (operations.suspending(context, ref, grace) for ref in refs)
+            return merge_outcomes([operations.carry_out(context, change, seconds) for change in changes])
+
+        return mutate(cli, suspend)
     return mutate(
         cli,
         operations.delete,

@@ -260,7 +260,7 @@ def stop(cli: Invocation, /, name: str, grace: float | None) -> int:
     if grace == 0 and lives and not confirmed(cli, f"stop {ref} at once? It loses its steps since the last checkpoint"):
         raise UsageFault(f"{ref} would lose its steps since the last checkpoint", hint="--yes, or stop it with a grace")
     with mutation(cli) as context:
-        outcome = operations.suspend(context, ref, timeout_s=cli.deadline_s(), grace_s=grace)
+        outcome = operations.carry_out(context, operations.suspending(context, ref, grace), cli.deadline_s())
     outcome = operations.with_action(outcome, "suspended", "stopped")
     status = finish(cli, outcome, interrupted=context.interrupted.is_set())
     if any(item.action == "stopped" and not item.exit_code for item in outcome.objects):

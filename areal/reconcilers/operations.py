@@ -214,10 +214,6 @@ def scaling(ctx: Context, ref: Ref, replicas: int, model: str | None = None) -> 
     return ObjectChange(scaled, edit, "scaled")
 
 
-def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
-    return carry_out(ctx, restarting(ctx, ref), timeout_s)
-
-
 def restarting(ctx: Context, ref: Ref) -> ObjectChange:
     """Replace every process of the object, following its rollout strategy. Raises Conflict if it is suspended."""
     found = ObjectStore(ctx.home).expect(ref)
@@ -234,10 +230,6 @@ def restarting(ctx: Context, ref: Ref) -> ObjectChange:
         return Target(marked, "configure", cause="restart requested")
 
     return ObjectChange(ref, edit, "restarted")
-
-
-def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_s: float | None = None) -> Outcome:
-    return carry_out(ctx, suspending(ctx, ref, grace_s), timeout_s)
 
 
 def suspending(ctx: Context, ref: Ref, grace_s: float | None = None) -> ObjectChange:
@@ -271,10 +263,6 @@ def dependents(command: CommandContext, job: Ref) -> frozenset[Ref]:
     return frozenset(ref for ref, its in places.items() if place in (LOCAL, its))
 
 
-def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
-    return carry_out(ctx, resuming(ctx, ref), timeout_s)
-
-
 def resuming(ctx: Context, ref: Ref) -> ObjectChange:
     """Resume an object. Raises Conflict if it would still not run: it or its owner has ended, or its host is
     suspended."""
@@ -302,20 +290,17 @@ def resuming(ctx: Context, ref: Ref) -> ObjectChange:
     return ObjectChange(ref, edit, "resumed")
 
 
-def rollback(
-    ctx: Context,
-    ref: Ref,
-    to: int | None = None,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-    approve: Callable[[Plan], bool] = _yes,
-) -> Outcome:
-    """Apply the manifest of revision ``to`` again; None: the newest revision with a different manifest. Layers of other
-    verbs, such as ``scale``, stay."""
-    return carry_out(ctx, rolling_back(ctx, ref, to), timeout_s, approve)
+CHANGES: Mapping[str, Callable[[Context, Ref], ObjectChange]] = {
+    "restart": restarting,
+    "suspend": suspending,
+    "resume": resuming,
+}
+"""The verbs that need nothing but an object."""
 
 
 def rolling_back(ctx: Context, ref: Ref, to: int | None = None) -> ObjectChange:
-    """Return the edit of a rollback. Raises NotFound if there is no such revision."""
+    """Apply the manifest of revision ``to`` again; None: the newest revision with a different manifest. Layers of other
+    verbs, such as ``scale``, stay. Raises NotFound if there is no such revision."""
     store = ObjectStore(ctx.home)
     present, found = store.expect(ref), store.revisions(ref)
     if to is None:

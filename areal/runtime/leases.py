@@ -156,16 +156,8 @@ def _all_listeners(tables: str) -> Iterator[tuple[int, int, int]]:
 
 def _sockets_of(pid: int) -> Iterator[int]:
     """Return the inodes of a process's sockets, as far as it may be inspected."""
-    matches = map(_SOCKET_LINK.fullmatch, _open_files(pid))
+    matches = map(_SOCKET_LINK.fullmatch, procfs.open_files(pid))
     return (int(match[1]) for match in matches if match)
-
-
-def _open_files(pid: int) -> Iterator[str]:
-    """Yield the targets of a process's descriptors, as far as it may be inspected."""
-    with suppress(OSError):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                yield os.readlink(f"/proc/{pid}/fd/{fd}")
 
 
 def _user_name(uid: int) -> str:
@@ -342,7 +334,7 @@ class LeaseDir:
         """Return the processes that have the lease's file open, as far as they may be inspected. For reports only: it
         reads the descriptors of every process."""
         path = os.path.realpath(self._file(name))
-        return [pid for pid in procfs.pids() if path in _open_files(pid)]
+        return [pid for pid in procfs.pids() if path in procfs.open_files(pid)]
 
     def names(self) -> list[str]:
         """Return every resource that was ever leased here."""

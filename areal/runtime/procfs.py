@@ -108,6 +108,14 @@ def command_line(pid: int) -> str:
     return f"[{stat.comm}]" if stat else "[gone]"
 
 
+def open_files(pid: int) -> Iterator[str]:
+    """Yield the targets of the process's descriptors, as far as it may be inspected."""
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                yield os.readlink(f"/proc/{pid}/fd/{fd}")
+
+
 def owner_uid(pid: int) -> int | None:
     try:
         return os.stat(f"/proc/{pid}").st_uid

@@ -19,7 +19,7 @@ from typing import Any
 from areal.dataclasses import asdict, dataclass, fields, replace
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.files import sync_folder, try_lock
-from areal.runtime import records
+from areal.runtime import procfs, records
 from areal.runtime.backends.base import (
     NODE_HOST,
     STOPPED_DEAD,
@@ -220,17 +220,6 @@ def last_exit_from_record(record: Mapping[str, Any] | None) -> LastExit | None:
     return LastExit(record["code"], record["signal"], record["at"], record["reason"], record.get("line", ""))
 
 
-def _locked_folder(supervisor_pid: int) -> str:
-    """Return the run's folder whose lock the supervisor holds, where it is now; "" where that cannot be seen."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{supervisor_pid}/fd"):
-            with contextlib.suppress(OSError):
-                folder, _, file = os.readlink(f"/proc/{supervisor_pid}/fd/{name}").rpartition("/")
-                if file == records.LIFE_LOCK:
-                    return folder
-    return ""
-
-
 def _remove_tree(folder: str) -> None:
     import shutil  # has all compressions import with it
 
@@ -335,7 +324,8 @@ class RunStore:
         if self.is_held(uid):
             return ""
         with contextlib.suppress(OSError):
-            held = _locked_folder(supervisor.pid)
+            files = (path.rpartition("/") for path in procfs.open_files(supervisor.pid))
+            held = next((folder for folder, _, file in files if file == records.LIFE_LOCK), "")
             return "" if not held or os.path.samefile(held, self.folder(uid)) else held
         return ""
 

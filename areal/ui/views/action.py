@@ -82,8 +82,7 @@ def _object_plan(view: ViewContext, verb: str, ref: Ref, asked: Mapping[str, obj
     def change(context: Context) -> operations.ObjectChange:
         if verb == "scale":
             return operations.scaling(context, ref, int(str(replicas)))
-        makers = {"restart": operations.restarting, "suspend": operations.suspending, "resume": operations.resuming}
-        return makers[verb](context, ref)
+        return operations.CHANGES[verb](context, ref)
 
     who = Context(view.home, actor(), f"{words} (areal ui)")
     planned = change(who)
