@@ -20,6 +20,7 @@ from areal.runtime.backends.ray import RayApi, RayBackend, pack
 from areal.runtime.backends.ray_job import (
     DEFAULT_ADDRESS,
     NODE_LOST_STATUS,
+    RayEntry,
     RayNode,
     RayWants,
     brief,
@@ -159,10 +160,13 @@ def test_package_of_a_folder_is_compressed(tmp_path: Path) -> None:
 # -- answers
 
 
-def entry(status: str, **changes: Any) -> dict[str, Any]:
+def entry(status: str, **changes: Any) -> RayEntry:
     wants = json.dumps({"resources": {"CPU": 0.1, "GPU": 4.0}, "nodes": 1})
-    found = {"submission_id": "r1", "status": status, "message": "", "metadata": {"areal_wants": wants}}
-    return {**found, "start_time": 1000, "end_time": None, "driver_agent_http_address": None, **changes}
+    found: dict[str, Any] = {"submission_id": "r1", "status": status, "message": ""}
+    found["metadata"] = {"areal_wants": wants}
+    found |= {"start_time": 1000, "end_time": None, "driver_agent_http_address": None, **changes}
+    answer: RayEntry = json.loads(json.dumps(found))
+    return answer
 
 
 def test_waiting_job_names_its_demand() -> None:

@@ -198,7 +198,7 @@ def test_resume_after_torn_append_starts_new_line(torn: int) -> None:
         crash(resumed)
         after = orphan_of(home)
         assert (after.damaged, after.unfinished) == (0, ())
-        assert after.operations[0].data["done"] is True
+        assert dict(after.operations[0].data)["done"] is True
 
 
 def test_damage_before_the_tail_is_counted_and_the_rest_is_read(home: Home) -> None:
