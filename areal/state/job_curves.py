@@ -56,7 +56,7 @@ them as they are, and where other rows change there is a new dict."""
 _MOST_KEPT = 128
 
 
-class JobCurves(Sequence[dict[str, object]]):
+class JobCurves(Sequence[dict[str, float]]):
     """The steps of one file. As a sequence it has the numbers of each step, as ``steps_of`` returns them."""
 
     def __init__(self, path: Path) -> None:
@@ -224,11 +224,11 @@ class JobCurves(Sequence[dict[str, object]]):
             return [self._row(each) for each in range(*row.indices(len(self)))]
         return self._row(range(len(self))[row])
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[dict[str, float]]:
         return map(self._row, range(len(self)))
 
-    def _row(self, row: int) -> dict[str, Any]:
-        found: dict[str, Any] = {"step": self.steps[row]}
+    def _row(self, row: int) -> dict[str, float]:
+        found: dict[str, float] = {"step": self.steps[row]}
         for name, column in self.columns.items():
             if row < len(column) and column[row] != ABSENT:
                 found[name] = int(column[row]) if name in _WHOLE and math.isfinite(column[row]) else column[row]
@@ -238,7 +238,7 @@ class JobCurves(Sequence[dict[str, object]]):
         column = self.columns.get(name, ())
         return column[row] if row < len(column) and column[row] != ABSENT else None
 
-    def at(self, step: int) -> dict[str, Any] | None:
+    def at(self, step: int) -> dict[str, float] | None:
         """Return the numbers of ``step``; None if it was not taken."""
         row = bisect_left(self.steps, step)
         return self._row(row) if row < len(self.steps) and self.steps[row] == step else None

@@ -18,7 +18,7 @@ from areal.state.job_curves import read_curves, step_number
 _TAIL_BYTES = 64 << 10  # some twenty lines
 
 
-def steps_of(path: Path) -> list[dict[str, Any]]:
+def steps_of(path: Path) -> list[dict[str, float]]:
     """Return the numbers of each step, in order."""
     return list(read_curves(path))
 

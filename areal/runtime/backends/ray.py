@@ -48,12 +48,12 @@ from areal.runtime.backends.ray_job import (
     cancel_request,
     is_lost,
     job_request,
+    options_of,
     parse_job,
     parse_load,
     parse_nodes,
     python_of,
     resolve_address,
-    settings_of,
     submission_id,
     waits_for_resources,
     wants,
@@ -206,24 +206,24 @@ class RayBackend(ClusterBackend):
     def require_possible(
         self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
     ) -> None:
-        settings = settings_of(scheduler)
-        api = RayApi(resolve_address(settings.get("address", "auto"), os.environ))
-        wanted, strategy = wants(scheduler, gpus, nodes, cpus, memory_bytes), settings.get("placementStrategy")
-        why = why_impossible(api.nodes(), wanted, strategy or "STRICT_SPREAD")
-        if why and not settings.get("autoscaling"):
+        options = options_of(scheduler)
+        api = RayApi(resolve_address(options.address, os.environ))
+        wanted = wants(options, gpus, nodes, cpus, memory_bytes)
+        why = why_impossible(api.nodes(), wanted, options.placement_strategy)
+        if why and not options.autoscaling:
             hint = "ask for less, or write spec.scheduler.ray.autoscaling: true where Ray adds nodes"
             raise NoCapacity(f"the Ray cluster at {api.address} cannot place it: {why}", hint=hint)
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
-        if settings_of(spec.scheduler).get("workingDir") and spec.cwd is None:
+        if options_of(spec.scheduler).working_dir and spec.cwd is None:
             spec = replace(spec, cwd=f"{self.store.folder(spec.uid)}/cwd")  # a link, made on the node
         return super().start(spec, on_pid=on_pid)
 
     def submit(self, spec: RunSpec, folder: str) -> None:
-        settings = settings_of(spec.scheduler)
-        api = RayApi(resolve_address(settings.get("address", "auto"), os.environ))
+        options = options_of(spec.scheduler)
+        api = RayApi(resolve_address(options.address, os.environ))
         session = api.session()
-        working_dir = settings.get("workingDir")
+        working_dir = options.working_dir
         if working_dir is not None and "://" not in working_dir:
             working_dir = api.upload(Path(working_dir).expanduser())
         self._remember_address(api.address)
@@ -372,7 +372,7 @@ class RayBackend(ClusterBackend):
             waits_long = entry["status"] == "PENDING" and waited_s > _STARTING_S and not cancel
             # One that has a node ends by itself once it has begun, which takes as long as the node is busy.
             if waits_long and (waited_s > _MARGIN_S or waits_for_resources(wants_in(entry), api.load())):
-                request = cancel_request(uid, self._home_id(), python_of(settings_of(state.spec.scheduler)))
+                request = cancel_request(uid, self._home_id(), python_of(options_of(state.spec.scheduler)))
                 api.submit(request)
                 cancel = str(request["submission_id"])
             if waited_s > grace_s + 4 * _MARGIN_S:

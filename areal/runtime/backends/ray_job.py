@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import TYPE_CHECKING, Any, Required, TypedDict
 from urllib.parse import urlsplit
 
 from areal.dataclasses import dataclass, replace
@@ -17,6 +17,9 @@ from areal.errors import InvalidManifest
 from areal.installation import DISTRIBUTION
 from areal.runtime.backends.base import Cause, Job, JobState, RunSpec
 from areal.runtime.backends.cluster import reserved
+
+if TYPE_CHECKING:
+    from areal.resources.scheduling import Ray
 
 DRIVER_FILE = str(Path(__file__).with_name("ray_driver.py"))
 HOME_KEY, RUN_KEY, WANTS_KEY = "areal_home", "areal_run", "areal_wants"  # of a job's metadata
@@ -58,31 +61,35 @@ class RayWants:
 
 
 def wants_of(spec: RunSpec) -> RayWants:
-    return wants(spec.scheduler, len(spec.gpus), spec.nodes, *reserved(spec.component, spec.spec))
+    return wants(options_of(spec.scheduler), len(spec.gpus), spec.nodes, *reserved(spec.component, spec.spec))
 
 
-def wants(scheduler: Mapping[str, object], gpus: int, nodes: int, cpus: float, memory_bytes: float) -> RayWants:
+def wants(options: Ray, gpus: int, nodes: int, cpus: float, memory_bytes: float) -> RayWants:
     wanted = {"CPU": float(cpus or _SMALL_CPUS)}
     if gpus:
         wanted["GPU"] = float(gpus)
     if memory_bytes:
         wanted["memory"] = memory_bytes
-    return RayWants({**wanted, **settings_of(scheduler).get("resources", {})}, nodes)
+    return RayWants({**wanted, **options.resources}, nodes)
 
 
-def settings_of(scheduler: Mapping[str, Any]) -> Mapping[str, Any]:
-    return scheduler.get("ray") or {}
+def options_of(scheduler: Mapping[str, object]) -> Ray:
+    from areal.resources.scheduling import Ray
+
+    return Ray.model_validate(scheduler.get("ray") or {})
 
 
 def job_request(spec: RunSpec, folder: str, home: str, working_dir: str | None) -> dict[str, object]:
     """Return the body of ``POST /api/jobs/``. ``home``: the id of this $AREAL_HOME; ``working_dir``: a URI."""
-    settings, wants = settings_of(spec.scheduler), wants_of(spec)
-    environment = dict(settings.get("runtimeEnv") or {})
-    given = {"AREAL_HOME": home_of(folder), "RAY_JOB_STOP_WAIT_TIME_S": str(int(spec.stop_grace_s) + 5)}
-    environment["env_vars"] = {**given, **(environment.get("env_vars") or {})}
+    options, wants = options_of(spec.scheduler), wants_of(spec)
+    given, variables = {"AREAL_HOME": home_of(folder)}, options.runtime_env.get("env_vars")
+    given["RAY_JOB_STOP_WAIT_TIME_S"] = str(int(spec.stop_grace_s) + 5)
+    environment: dict[str, object] = {**options.runtime_env, "env_vars": given}
+    if isinstance(variables, dict):
+        environment["env_vars"] = {**given, **variables}
     if working_dir is not None:
         environment["working_dir"] = working_dir
-    python = python_of(settings)
+    python = python_of(options)
     request: dict[str, Any] = {
         "submission_id": submission_id(spec.uid, home),
         "runtime_env": environment,
@@ -95,9 +102,8 @@ def job_request(spec: RunSpec, folder: str, home: str, working_dir: str | None) 
     }
     here = f'ln -sfn "$PWD" {shlex.quote(f"{folder}/cwd")} && ' if working_dir is not None else ""
     if wants.nodes > 1:
-        strategy, namespace = settings.get("placementStrategy", "STRICT_SPREAD"), settings.get("namespace", "areal")
         bundle = json.dumps(dict(wants.resources), separators=(",", ":"))
-        order = (DRIVER_FILE, folder, str(wants.nodes), bundle, strategy, namespace, python)
+        order = (DRIVER_FILE, folder, str(wants.nodes), bundle, options.placement_strategy, options.namespace, python)
         return {**request, "entrypoint": here + with_ray(python, order)}
     program = shlex.join((python, "-P", "-m", "areal.runtime.backends.node", folder, "--watch"))
     request["entrypoint"] = f"{here}exec {program}"
@@ -120,10 +126,9 @@ def home_of(folder: str) -> str:
     return str(Path(folder).parents[3])
 
 
-def python_of(settings: Mapping[str, Any]) -> str:
-    if settings.get("python"):
-        return str(settings["python"])
-    return "python" if any(name in (settings.get("runtimeEnv") or {}) for name in _OWN_PYTHON) else sys.executable
+def python_of(options: Ray) -> str:
+    brings_one = any(name in options.runtime_env for name in _OWN_PYTHON)
+    return options.python or ("python" if brings_one else sys.executable)
 
 
 def with_ray(python: str, argv: Sequence[str]) -> str:
