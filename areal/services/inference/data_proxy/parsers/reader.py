@@ -81,26 +81,34 @@ class Tools:
     """The tools of a request, by name, and the schemas of their parameters."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._parameters: dict[str, Mapping[str, Any]] = {}
-        for function in (tool["function"] for tool in tools):
-            parameters = function.get("parameters")
-            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-            self._parameters[function["name"]] = properties if isinstance(properties, Mapping) else {}
+        functions = [tool["function"] for tool in tools]
+        self._parameters = {function["name"]: function.get("parameters") for function in functions}
 
     def knows(self, name: str) -> bool:
         return name in self._parameters
 
     def types(self, tool: str, parameter: str) -> frozenset[str]:
         """Return the JSON types of this parameter, ``integer`` as ``number``; empty if its schema does not say."""
-        schema = self._parameters.get(tool, {}).get(parameter)
-        choices = (schema.get("anyOf") or schema.get("oneOf")) if isinstance(schema, Mapping) else None
-        found = [_types_of(each) for each in (choices if isinstance(choices, list) else [schema])]
-        return frozenset[str]().union(*found) if all(found) else frozenset()
+        schema = self._parameters.get(tool)
+        return _types_of(_within(schema, "properties", parameter), schema)
 
 
-def _types_of(schema: object) -> frozenset[str]:
+def _within(value: Any, *names: str) -> Any:
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _types_of(schema: object, root: object, seen: Sequence[str] = ()) -> frozenset[str]:
+    """Return the types of a schema. ``root`` has the schemas that a ``$ref`` names (``#/$defs/NAME``)."""
     if not isinstance(schema, Mapping):
         return frozenset()
+    if isinstance(name := schema.get("$ref"), str) and name not in seen:
+        return _types_of(_within(root, *name.split("/")[1:]), root, (*seen, name))
+    choices = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
+    if isinstance(choices, list):
+        found = [_types_of(each, root, seen) for each in choices]
+        return frozenset[str]().union(*found) if all(found) else frozenset()
     types, values = schema.get("type"), schema.get("enum")
     if types is None and isinstance(values, list):
         types = [json_type(json.dumps(value)) for value in values]

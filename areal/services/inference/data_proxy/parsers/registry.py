@@ -19,14 +19,12 @@ from areal.services.inference.data_proxy.parsers.json_calls import (
 from areal.services.inference.data_proxy.parsers.reader import NewId, Parse, ReasoningFormat
 from areal.services.inference.data_proxy.parsers.text_calls import (
     HARMONY_MARKERS,
-    LFM_END,
-    LFM_START,
     MUSE_MARKERS,
     GemmaCalls,
     PairCalls,
+    PythonCalls,
     XmlCalls,
     parse_harmony,
-    parse_lfm,
     parse_muse,
     parse_pythonic,
 )
@@ -90,7 +88,7 @@ _NEMOTRON = BetweenTags("<TOOLCALL>", "</TOOLCALL>")
 _GRANITE = AfterTag("<|tool_call|>")
 _PHI = AfterTag("functools")
 _QWEN_XML = XmlCalls(
-    "<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"
+    "<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", framed=True
 )  # fmt: skip
 _SEED = XmlCalls(
     "<seed:tool_call>", "</seed:tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"
@@ -101,11 +99,14 @@ _MINIMAX = XmlCalls(
 _DSML, _DSML_V4 = (
     XmlCalls(
         f"<｜DSML｜{calls}>", f"</｜DSML｜{calls}>", "<｜DSML｜invoke name=", "</｜DSML｜invoke>",
-        "<｜DSML｜parameter name=", "</｜DSML｜parameter>", framed=False,
+        "<｜DSML｜parameter name=", "</｜DSML｜parameter>",
     )
     for calls in ("function_calls", "tool_calls")
 )  # fmt: skip
-_GEMMA = GemmaCalls()
+_GEMMA = GemmaCalls("<|tool_call>", "<tool_call|>", '<|"|>')
+_FUNCTION_GEMMA = GemmaCalls("<start_function_call>", "<end_function_call>", "<escape>")
+_LFM = PythonCalls("<|tool_call_start|>", "<|tool_call_end|>")
+_OLMO = PythonCalls("<function_calls>", "</function_calls>", in_list=False)
 _DEEPSEEK_CALL = DEEPSEEK.begin + DEEPSEEK.call
 
 TOOL_FORMATS = (
@@ -119,12 +120,17 @@ TOOL_FORMATS = (
         None, ' to=%s<|message|><atem:function_calls>\n<atem:invoke name="%s">\n',
         ("<atem:invoke name=",),
     ),
-    ToolFormat(
-        "gemma4", _GEMMA.parse, _GEMMA.markers,
-        f"{_GEMMA.open}call:", f"{_GEMMA.open}call:%s{{", (f"'{_GEMMA.open}call:'",),
+    *(
+        ToolFormat(
+            name, calls.parse, calls.markers, f"{calls.open}call:", f"{calls.open}call:%s{{", (f"'{calls.open}call:'",),
+        )
+        for name, calls in (("gemma4", _GEMMA), ("functiongemma", _FUNCTION_GEMMA))
     ),
     ToolFormat(
-        "lfm2", parse_lfm, (LFM_START, LFM_END), f"{LFM_START}[", f"{LFM_START}[%s(", (f'"{LFM_START}[" +',),
+        "lfm2", _LFM.parse, (_LFM.open, _LFM.close), f"{_LFM.open}[", f"{_LFM.open}[%s(", (f'"{_LFM.open}[" +',),
+    ),
+    ToolFormat(
+        "olmo3", _OLMO.parse, (_OLMO.open, _OLMO.close), f"{_OLMO.open}\n", f"{_OLMO.open}\n%s(", (_OLMO.open,),
     ),
     ToolFormat(
         "qwen3_coder", _QWEN_XML.parse, ("<tool_call>", "</tool_call>"),
@@ -205,7 +211,7 @@ TOOL_FORMATS = (
         ('{"name": function name, "parameters":',),
     ),
     ToolFormat(
-        "pythonic", parse_pythonic, ("<|python_start|>", "<|python_end|>"), "[", "[%s(",
+        "pythonic", parse_pythonic, ("<|python_start|>", "<|python_end|>"), "[", "[%s(", ("[func_name1(",),
     ),
 )  # fmt: skip
 

@@ -116,7 +116,7 @@ class XmlCalls:
     function_end: str
     parameter: str
     parameter_end: str
-    framed: bool = True
+    framed: bool = False
 
     def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
         marker = yield from source.until((self.open, self.function), output.text)
@@ -218,12 +218,12 @@ class PairCalls:
 
 @dataclass(frozen=True)
 class GemmaCalls:
-    """Gemma 4's calls: ``call:name{key:value,...}`` between two tags. Keys are bare; texts are between marks of their
-    own, without escapes."""
+    """Gemma 4's and FunctionGemma's calls: ``call:name{key:value,...}`` between two tags. Keys are bare; texts are
+    between marks of their own, without escapes."""
 
-    open: str = "<|tool_call>"
-    close: str = "<tool_call|>"
-    mark: str = '<|"|>'
+    open: str
+    close: str
+    mark: str
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -328,30 +328,38 @@ def parse_pythonic(source: TextSource, output: Output, tools: Tools) -> Steps[No
     yield from source.until((), output.text)
 
 
-LFM_START, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
+@dataclass(frozen=True)
+class PythonCalls:
+    """Python calls between two tags, before or after other text: a list (LFM2), or one call in each line (OLMo 3)."""
+
+    open: str
+    close: str
+    in_list: bool = True
+
+    def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+        while (yield from source.until((self.open,), output.text)) is not None:
+            source.mark()
+            yield from source.space()
+            if (yield from _list(source, output, tools, self.in_list)):
+                yield from source.until((self.close,), discard)
+            else:
+                output.text(self.open + source.since_mark())
 
 
-def parse_lfm(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
-    """LFM2's calls: a Python list between two tags, before or after other text."""
-    while (yield from source.until((LFM_START,), output.text)) is not None:
-        source.mark()
-        yield from source.space()
-        if (yield from _list(source, output, tools)):
-            yield from source.until((LFM_END,), discard)
-        else:
-            output.text(LFM_START + source.since_mark())
-
-
-def _list(source: TextSource, output: Output, tools: Tools) -> Steps[bool]:
-    """Read a list of calls. Return False if the next text is not one."""
-    if not (yield from source.accept("[")) or not (yield from _call(source, output, tools)):
+def _list(source: TextSource, output: Output, tools: Tools, in_list: bool = True) -> Steps[bool]:
+    """Read a list of calls, or calls without brackets and commas. Return False if the next text is not one."""
+    if in_list and not (yield from source.accept("[")):
+        return False
+    if not (yield from _call(source, output, tools)):
         return False
     while True:
         yield from source.space()
         source.mark()
-        if not (yield from source.accept(",")) or not (yield from _call(source, output, tools)):
+        if in_list and not (yield from source.accept(",")):
             break
-    if not (yield from source.accept("]")):
+        if not (yield from _call(source, output, tools)):
+            break
+    if not in_list or not (yield from source.accept("]")):
         output.text(source.since_mark())
     source.forget_mark()
     return True
@@ -428,7 +436,7 @@ _TO = re.compile(r"\bto=(\S+)")
 MUSE_MARKERS = (_HARMONY_START, _MESSAGE, "<|eom|>", "<|eot|>")
 _ATEM = XmlCalls(
     "<atem:function_calls>", "</atem:function_calls>", "<atem:invoke name=", "</atem:invoke>",
-    "<atem:parameter name=", "</atem:parameter>", framed=False,
+    "<atem:parameter name=", "</atem:parameter>",
 )  # fmt: skip
 
 

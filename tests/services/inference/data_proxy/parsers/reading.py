@@ -218,7 +218,7 @@ WRITERS: dict[str, Any] = {
     "llama3_json": _llama,
     "pythonic": _pythonic,
     "qwen3_coder": _xml("<tool_call>", "</tool_call>", *_QWEN_XML),
-    "seed_oss": _xml("<seed:tool_call>", "</seed:tool_call>", *_QWEN_XML),
+    "seed_oss": _xml("<seed:tool_call>", "</seed:tool_call>", *_QWEN_XML[:3], False),
     "minimax_m2": _xml("<minimax:tool_call>", "</minimax:tool_call>", *_INVOKE),
     "glm45": _glm,
     "deepseek_v3": _deepseek_v3,
@@ -226,6 +226,15 @@ WRITERS: dict[str, Any] = {
     "kimi_k2": _kimi,
     "gpt_oss": _harmony,
     "gemma4": _gemma,
+    "functiongemma": lambda calls: (
+        _gemma(calls)
+        .replace("<|tool_call>", "<start_function_call>")
+        .replace("<tool_call|>", "<end_function_call>")
+        .replace('<|"|>', "<escape>")
+    ),
+    "olmo3": lambda calls: "\n".join(
+        ["<function_calls>", *(_pythonic([call])[1:-1] for call in calls), "</function_calls>"]
+    ),
     "lfm2": lambda calls: f"<|tool_call_start|>{_pythonic(calls)}<|tool_call_end|>",
     "muse_glimmer": _muse,
 }

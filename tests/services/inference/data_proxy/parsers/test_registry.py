@@ -23,7 +23,9 @@ from tests.conversation.families import family_of
 @pytest.mark.parametrize(
     ("asked", "name"),
     [("hermes", "hermes"), ("qwen", "hermes"), ("Qwen25", "hermes"), ("deepseekv3", "deepseek_v3"),
-     ("kimi-k2", "kimi_k2"), ("llama3", "llama3_json"), ("glm47", "glm45"), ("qwen3_xml", "qwen3_coder")],
+     ("kimi-k2", "kimi_k2"), ("llama3", "llama3_json"), ("glm47", "glm45"), ("qwen3_xml", "qwen3_coder"),
+     ("step3p5", "qwen3_coder"), ("granite4", "hermes"), ("hunyuan_a13b", "jamba"), ("minimax", "jamba"),
+     ("xlam", "llama3_json")],
 )  # fmt: skip
 def test_tool_format_is_found_by_alias(asked: str, name: str) -> None:
     assert tool_format(asked).name == name
@@ -51,6 +53,9 @@ def test_unknown_reasoning_parser_error_suggests_name() -> None:
         ("<｜tool▁calls▁begin｜>...\\n```json\\n", "deepseek_v3"),
         ("<｜tool▁calls▁begin｜>...", "deepseek_v31"),
         ("{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma4"),
+        ("{{- '<start_function_call>call:' + function['name'] + '{' -}}", "functiongemma"),
+        ("{{ '<function_calls>\\n' }}{{ name }}(", "olmo3"),
+        ("You MUST put it in the format of [func_name1(params_name1=params_value1)]", "pythonic"),
         ("{{- '<atem:invoke name=\"' + name + '\">' -}}", "muse_glimmer"),
         ('{{- "<|tool_call_start|>[" + calls + "]<|tool_call_end|>" -}}', "lfm2"),
         ("{{ '<' + dsml_token + 'function_calls>' }}{% set dsml_token = '｜DSML｜' %}", "deepseek_v32"),

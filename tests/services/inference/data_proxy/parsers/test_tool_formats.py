@@ -113,6 +113,20 @@ def content_and_calls(reply: Reply) -> tuple[str, list[tuple[str, str]]]:
          "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\nno json<｜tool▁call▁end｜>", []),
         ("deepseek_v32", '<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">\n1\n</｜DSML｜parameter>'
          "</｜DSML｜invoke>", "", [("f", '{"a": "\\n1\\n"}')]),
+        ("minimax_m2", '<invoke name="f"><parameter name="a">\n1\n</parameter></invoke>', "", [("f", '{"a": 1}')]),
+        ("minimax_m2", '<invoke name="get_weather"><parameter name="city">\na\n\n</parameter></invoke>', "",
+         [("get_weather", '{"city": "\\na\\n\\n"}')]),
+        ("seed_oss", "<function=get_weather><parameter=city>a\n</parameter></function>", "",
+         [("get_weather", '{"city": "a\\n"}')]),
+        ("llama3_json", '[{"name": "get_weather", "arguments": {}}, {"name": "now", "arguments": {}}]', "",
+         [("get_weather", "{}"), ("now", "{}")]),
+        ("jamba", '<tool_calls>\n{"name": "now", "arguments": {}}\n{"name": "f", "arguments": {}}\n</tool_calls>', "",
+         [("now", "{}"), ("f", "{}")]),
+        ("olmo3", "So:\n<function_calls>\nget_weather(city='Rome', exact=true)\nnow()\n</function_calls>", "So:",
+         [("get_weather", '{"city": "Rome", "exact": true}'), ("now", "{}")]),
+        ("olmo3", "<function_calls>\nother()\n</function_calls>", "<function_calls>\nother()\n</function_calls>", []),
+        ("functiongemma", "<start_function_call>call:f{a:<escape>x,{<escape>,b:{c:[1,true]}}<end_function_call>", "",
+         [("f", '{"a": "x,{", "b": {"c": [1, true]}}')]),
         ("deepseek_v31", f"<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{ROME}<｜tool▁call▁end｜>", "",
          [("get_weather", ROME)]),
     ],
@@ -133,6 +147,10 @@ def test_text_parses_into_content_and_calls(name: str, text: str, content: str, 
         ({"anyOf": [{"type": "string"}, {"type": "array"}]}, "[5]", "[5]"),
         ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/x"}]}, "5", "5"),
         ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "5", "5"),
+        ({"anyOf": [{"$ref": "#/$defs/Unit"}, {"type": "null"}]}, "5", '"5"'),
+        ({"allOf": [{"$ref": "#/$defs/Unit"}], "default": "5"}, "5", '"5"'),
+        ({"$ref": "#/$defs/Size"}, "5", "5"),
+        ({"$ref": "#/$defs/Loop"}, "5", "5"),
         ({"enum": ["1", "x"]}, "1", '"1"'),
         ({"enum": [1, "x"]}, "1", "1"),
         ({"type": "string"}, "null", '"null"'),
@@ -145,7 +163,8 @@ def test_value_has_a_type_of_the_schema(name: str, schema: object, text: str, va
         "qwen3_coder": f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>",
         "glm45": f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
     }
-    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}}
+    named = {"Unit": {"type": "string"}, "Size": {"enum": [1, "x"]}, "Loop": {"$ref": "#/$defs/Loop"}}
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}, "$defs": named}}
     tools = Tools([{"type": "function", "function": function}])
     reader = ResponseReader(parse=tool_format(name).parse, tools=tools, new_id=lambda: "id")
     assert content_and_calls(read(reader, answers[name])) == ("", [("f", f'{{"a": {value}}}')])
