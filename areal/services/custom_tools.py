@@ -65,7 +65,7 @@ def function_of(item: object) -> object:
 
 def with_function_calls(messages: object) -> Any:
     """Return messages of a chat completion whose calls of custom tools are calls of functions."""
-    if not isinstance(messages, list) or not any(map(_custom_calls, filter(_has_calls, messages))):
+    if not isinstance(messages, list) or not any(map(_custom_calls, messages)):
         return messages
     return [
         {**message, "tool_calls": [_function_call(call) for call in message["tool_calls"]]}
@@ -73,10 +73,6 @@ def with_function_calls(messages: object) -> Any:
         else message
         for message in messages
     ]
-
-
-def _has_calls(message: object) -> bool:
-    return type(message) is not dict or "tool_calls" in message
 
 
 def _custom_calls(message: object) -> bool:

@@ -6,7 +6,7 @@ Calls are numbered from 0 and come one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -130,6 +130,16 @@ class Reply:
         self.content += "".join(content)
         self.reasoning += "".join(reasoning)
 
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the reply in its pieces, without the ends of calls."""
+        if self.reasoning:
+            yield Reasoning(self.reasoning)
+        if self.content:
+            yield Content(self.content)
+        for index, call in enumerate(self.calls):
+            yield CallStart(index, call.id, call.name)
+            yield CallArguments(index, call.arguments)
+
 
 # Chat completions.
 
@@ -220,7 +230,9 @@ class ResponseSummary:
 
 class ResponsesWriter:
     """Items are named after the answer and their place in it: a replayed answer has the same ids. ``forms``: of tools
-    that the model knows by another name."""
+    that the model knows by another name. ``whole_only``: build the response, but no stream events."""
+
+    whole_only = False
 
     def __init__(
         self,
@@ -243,11 +255,10 @@ class ResponsesWriter:
         self._text: list[str] = []  # of that item
 
     def _event(self, kind: str, **data: Any) -> bytes:
+        if self.whole_only:
+            return b""
         self._number += 1
         return sse_event(kind, {"sequence_number": self._number, **data})
-
-    def _form(self, name: str) -> CallForm:
-        return self._forms.get(name) or CallForm(name)
 
     def _item_id(self, kind: str, place: int) -> str:
         return f"{_ID_PREFIXES[kind]}{self._id.removeprefix('resp_')}_{place}"
@@ -290,9 +301,10 @@ class ResponsesWriter:
             case Reasoning(text):
                 return self._in("reasoning") + self._delta("response.reasoning_text.delta", text, content_index=0)
             case CallStart(_, call_id, name):
-                done, form = self._done("completed"), self._form(name)
+                done, form = self._done("completed"), self._forms.get(name) or CallForm(name)
                 self._open_form = form
-                return done + self._add(_call("in_progress", call_id, form, "", self._call_id(form, len(self._items))))
+                item_id = self._item_id("custom_tool_call" if form.is_custom else "function_call", len(self._items))
+                return done + self._add(_call("in_progress", call_id, form, "", item_id))
             case CallArguments(_, fragment) if self._open_form.is_custom:
                 self._text.append(fragment)  # its input can be read from the whole
                 return b""
@@ -300,9 +312,6 @@ class ResponsesWriter:
                 return self._delta("response.function_call_arguments.delta", fragment)
             case CallEnd():
                 return self._done("completed")
-
-    def _call_id(self, form: CallForm, place: int) -> str:
-        return self._item_id("custom_tool_call" if form.is_custom else "function_call", place)
 
     def _at(self) -> dict[str, Any]:
         assert self._open is not None
@@ -357,27 +366,19 @@ class ResponsesWriter:
         return b"".join(events)
 
     def closing(self, summary: ResponseSummary) -> bytes:
-        cut = _INCOMPLETE.get(summary.finish)
-        done = self._done("incomplete" if cut else "completed")
-        status = "incomplete" if cut else "completed"
-        response = self._response(status, self._items, _usage(summary), cut)
-        return done + self._event(f"response.{status}", response=response)
+        done, response = self._end(summary)
+        return done + self._event(f"response.{response['status']}", response=response)
 
     def whole(self, reply: Reply, summary: ResponseSummary) -> dict[str, Any]:
-        output = []
-        if reply.reasoning:
-            output.append(_text_item("reasoning", "completed", reply.reasoning, self._item_id("reasoning", 0)))
-        if reply.content:
-            output.append(_text_item("message", "completed", reply.content, self._item_id("message", len(output))))
-        for call in reply.calls:
-            form = self._form(call.name)
-            arguments = custom_input(call.arguments) if form.is_custom else call.arguments or "{}"
-            output.append(_call("completed", call.id, form, arguments, self._call_id(form, len(output))))
+        self.whole_only = True
+        self.pieces(reply.pieces())
+        return self._end(summary)[1]
+
+    def _end(self, summary: ResponseSummary) -> tuple[bytes, dict[str, Any]]:
+        """Return the events that complete the last item, and the whole response."""
         cut = _INCOMPLETE.get(summary.finish)
         status = "incomplete" if cut else "completed"
-        if cut and output:
-            output[-1]["status"] = status
-        return self._response(status, output, _usage(summary), cut)
+        return self._done(status), self._response(status, self._items, _usage(summary), cut)
 
 
 def _usage(summary: ResponseSummary) -> dict[str, object]:

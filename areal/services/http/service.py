@@ -168,13 +168,6 @@ class EventCutter:
         return part[:end] if self.held else part
 
 
-async def write_final(out: StreamingResponse, data: bytes) -> None:
-    """Write the last bytes of a stream, unless the caller is gone or does not read."""
-    with contextlib.suppress(ConnectionResetError, TimeoutError):
-        async with asyncio.timeout(_FINAL_WRITE_S):
-            await out.write(data)
-
-
 # Routes. A path without parameters is looked up; patterns with parameters are tried in the order in which they were
 # added. ``{name}`` matches one segment, a final ``{name...}`` the rest of the path. Parameters are decoded after the
 # match, so that an encoded slash does not change it.
@@ -403,5 +396,7 @@ async def _error_answer(request: Request, error: ApiError) -> AnyResponse:
         return error_response(error, form, request.id)
     if stream is None or not stream.is_events:
         raise ConnectionResetError("the answer had begun")
-    await write_final(stream, form.event(error, request.id, request.connection.last_part))
+    with contextlib.suppress(ConnectionResetError, TimeoutError):  # the caller is gone, or does not read
+        async with asyncio.timeout(_FINAL_WRITE_S):
+            await stream.write(form.event(error, request.id, request.connection.last_part))
     return stream

@@ -72,7 +72,9 @@ class BroadcastGroup:
         self._timeout = timeout = datetime.timedelta(seconds=timeout_s)
         self._bucket: Tensor | None = None
         self._group: Any  # torch's stubs are incomplete for it
-        store.set(f"device/{rank}", _device_name(device))
+        is_cuda = device.type == "cuda"
+        name = f"cuda:{torch.cuda.get_device_properties(device).uuid}" if is_cuda else device.type
+        store.set(f"device/{rank}", name)
         keys = [f"device/{member}" for member in range(size)]
         _await_keys(store, keys, timeout_s, self._given_up)
         if nccl_carries([store.get(key).decode() for key in keys]):
@@ -132,12 +134,6 @@ class BroadcastGroup:
             if not self._sends:
                 piece.copy_(there)
         torch.cuda.synchronize(bucket.device)
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type != "cuda":
-        return device.type
-    return f"cuda:{torch.cuda.get_device_properties(device).uuid}"
 
 
 def nccl_carries(devices: Sequence[str]) -> bool:

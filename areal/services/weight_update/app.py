@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from areal.dataclasses import dataclass
 from areal.files import replace_file
 from areal.http.client import HttpClient
 from areal.resources.addresses import base_url
@@ -34,11 +35,11 @@ _NOT_HONOURED = {
 }  # fields that AReaL's clients send and that would change an update; null, false and "" are accepted
 
 
+@dataclass(eq=False)
 class WeightUpdateRoutes:
-    def __init__(self, pairs: Pairs, updater: Updater, metadata: PairMetadata) -> None:
-        self._pairs = pairs
-        self._updater = updater
-        self._metadata = metadata
+    _pairs: Pairs
+    _updater: Updater
+    _metadata: PairMetadata
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/connect", self.connect, Access.ADMIN)

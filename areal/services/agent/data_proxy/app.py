@@ -283,7 +283,9 @@ class PairRoutes:
             await self._rl.check_brought(session, RlSession(**vars(asked.inference)))
             session = self._named(request)
         with session.journal.in_use():
-            key = _request_key(asked)
+            key = None
+            if asked.idempotency_key is not None:
+                key = TurnRequestKey(request_digest(asked.idempotency_key), request_digest(asked.message))
             caller = TurnCaller(request, TurnMessage(asked.message, asked.metadata, asked.inference, key), asked.stream)
             turn = self._joined(session, caller, key) if key is not None else None
             if turn is None:
@@ -383,12 +385,6 @@ def _check_metadata(metadata: Mapping[str, object]) -> None:
     if _RESERVED in metadata:
         message = f"metadata.{_RESERVED} is reserved: the service sets it"
         raise bad_request(message, param=f"metadata.{_RESERVED}", code="reserved_metadata")
-
-
-def _request_key(asked: TurnRequest) -> TurnRequestKey | None:
-    if asked.idempotency_key is None:
-        return None
-    return TurnRequestKey(request_digest(asked.idempotency_key), request_digest(asked.message))
 
 
 def _check_same(before: TurnRequestKey, now: TurnRequestKey) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 
+from areal.dataclasses import dataclass
 from areal.http.client import HttpClient
 from areal.http.headers import OVERHEAD
 from areal.services.agent.gateway.openai import (
@@ -32,13 +33,13 @@ from areal.wire.processes import AgentGatewayConfig
 ReadBody = Callable[[Mapping[str, object]], TurnBody]
 
 
+@dataclass(eq=False)
 class TurnRoutes:
     """The routes of the Responses and Chat Completions APIs; each request is one turn."""
 
-    def __init__(self, table: LiveTable, sessions: AgentSessions, runner: TurnDispatcher) -> None:
-        self._table = table
-        self._sessions = sessions
-        self._runner = runner
+    _table: LiveTable
+    _sessions: AgentSessions
+    _runner: TurnDispatcher
 
     def add_to(self, service: Service) -> None:
         for prefix in ("/v1", ""):

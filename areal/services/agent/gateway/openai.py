@@ -195,12 +195,7 @@ class TurnAnswer(ABC):
 
 
 class _TurnWriter(ResponsesWriter):
-    """A ResponsesWriter with the results of tool calls. ``whole_only``: build the response, but no stream events."""
-
-    whole_only = False
-
-    def _event(self, kind: str, **data: Any) -> bytes:
-        return b"" if self.whole_only else super()._event(kind, **data)
+    """A ResponsesWriter with the results of tool calls."""
 
     def output(self, call_id: str, text: str) -> bytes:
         """Return the events of a tool call's result."""

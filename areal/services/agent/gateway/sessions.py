@@ -268,12 +268,12 @@ class _NamedSession:
     session_key: str = session_key()
 
 
+@dataclass(eq=False)
 class AgentSessionRoutes:
     """The session routes of the agent gateway."""
 
-    def __init__(self, sessions: AgentSessions, journals: JournalClient) -> None:
-        self._sessions = sessions
-        self._journals = journals
+    _sessions: AgentSessions
+    _journals: JournalClient
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/sessions", self.start, Access.ADMIN)

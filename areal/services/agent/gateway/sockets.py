@@ -70,16 +70,14 @@ _Work = Callable[[dict[str, object], asyncio.Event], Coroutine[Any, Any, None]]
 """The work of a frame, given fields for its answers and the event to set when the session has received it."""
 
 
+@dataclass(eq=False)
 class SocketRoutes:
     """The WebSocket route of the agent gateway."""
 
-    def __init__(
-        self, table: LiveTable, sessions: AgentSessions, routes: AgentSessionRoutes, runner: TurnDispatcher
-    ) -> None:
-        self._table = table
-        self.sessions = sessions
-        self.routes = routes
-        self.runner = runner
+    _table: LiveTable
+    sessions: AgentSessions
+    routes: AgentSessionRoutes
+    runner: TurnDispatcher
 
     def add_to(self, service: Service) -> None:
         self.authenticator = service.authenticator
@@ -160,8 +158,12 @@ class _SocketTurns:
                     await self._answer(frame_id, {"status": "authenticated"})
                 case "cancel":
                     given = _params(_CancelParams, params)
-                    work = partial(self._cancel, frame_id, given)
-                    self._start(self._cancels, given.sessionKey, work, frame_id, request_id, 0)
+
+                    async def cancel(about: dict[str, object], reached: asyncio.Event) -> None:
+                        done = self._of.routes.cancel(given.sessionKey, given.idempotencyKey, self._request)
+                        await self._answer(frame_id, await done)
+
+                    self._start(self._cancels, given.sessionKey, cancel, frame_id, request_id, 0)
                 case "agent":
                     self._begin(frame_id, _params(_AgentParams, params), params, request_id, len(text.encode()))
                 case _:
@@ -225,13 +227,6 @@ class _SocketTurns:
         except Exception:  # noqa: BLE001 - the boundary of a request: the log gets the detail, the caller an id
             _log.exception("a frame failed [%s]", request_id)
             await self._fail(frame_id, ApiError(500, "internal error", code="internal_error"), request_id, about)
-
-    async def _cancel(
-        self, frame_id: Any, given: _CancelParams, about: dict[str, object], reached: asyncio.Event
-    ) -> None:
-        await self._answer(
-            frame_id, await self._of.routes.cancel(given.sessionKey, given.idempotencyKey, self._request)
-        )
 
     async def _turn(
         self,

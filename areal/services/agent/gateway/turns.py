@@ -122,7 +122,8 @@ class TurnDispatcher:
         tag = await self._sessions.find_or_start(call.key, call.turn.inference, call.request_id)
         while True:
             try:
-                worker = await self._worker(tag, refused, since)
+                model = self._table.model_of_journal(tag) or self._sessions.service
+                worker = await self._admission.worker(model, CallKey(journal=tag), refused, since)
             except ApiError as error:
                 tag = await self._sessions.find_again(call.key, tag, error)
                 continue
@@ -180,11 +181,6 @@ class TurnDispatcher:
             watchdog.kick()
             waiting_since = time.perf_counter()
         raise ResponseLost("its answer ended before the turn")
-
-    async def _worker(self, tag: str, refused: set[str], since: float) -> WorkerEntry:
-        """Return the data proxy that holds the journal. Raises ApiError."""
-        model = self._table.model_of_journal(tag) or self._sessions.service
-        return await self._admission.worker(model, CallKey(journal=tag), refused, since)
 
 
 def _lost(error: str) -> Event:

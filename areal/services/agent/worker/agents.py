@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from areal.api.agent import AgentRequest
+from areal.dataclasses import dataclass
 from areal.errors import ArealError, UsageFault
 from areal.loading import add_import_folder, load_attr
 from areal.reward.functions import is_async
@@ -29,15 +30,13 @@ MODEL = "default"  # the model name of a session that has none
 _OFFERED = {"request": {"emitter"}, "message": set[str](), "data": {"base_url", "api_key", "model", "http_client"}}
 
 
+@dataclass(eq=False)
 class AgentAdapter:
     """An agent of any form. ``run`` runs a turn and returns the agent's result. ``form`` describes the form in logs."""
 
-    def __init__(
-        self, form: str, run: Callable[[AgentRequest, WorkerTurn], Awaitable[object]], owner: object = None
-    ) -> None:
-        self.form = form
-        self.run = run
-        self._owner = owner
+    form: str
+    run: Callable[[AgentRequest, WorkerTurn], Awaitable[object]]
+    _owner: object = None
 
     @property
     def keeps_sessions(self) -> bool:
@@ -102,7 +101,9 @@ def make_agent(path: str, found: Any, kwargs: Mapping[str, object], tools: Seque
     form = _form(path, function, is_method=function is not found)
     if lacking := [name for name in (*untaken, *kwargs) if not _takes(function, name)]:
         raise UsageFault(f"agent {path!r}: {_name(function)} takes no {lacking[0]!r}")
-    return AgentAdapter(_described(found, function), _runner(function, form, {**more, **kwargs}), found)
+    kind = "function" if function is found else type(found).__qualname__
+    described = kind if is_async(function) else f"{kind}, on threads"
+    return AgentAdapter(described, _runner(function, form, {**more, **kwargs}), found)
 
 
 def _construct(path: str, cls: type[Any], kwargs: Mapping[str, object]) -> Any:
@@ -157,11 +158,6 @@ def _form(path: str, function: Callable[..., Any], *, is_method: bool) -> Form:
 
 def _name(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__qualname__', type(function).__qualname__)}()"
-
-
-def _described(found: object, function: Callable[..., Any]) -> str:
-    kind = "function" if function is found else type(found).__qualname__
-    return kind if is_async(function) else f"{kind}, on threads"
 
 
 # Running a turn.

@@ -97,9 +97,13 @@ class WorkerRoutes:
         assert task is not None
         task.set_name(f"turn {order.run_id}")
         self.turns[task] = turn
+        history, metadata = [dict(message) for message in order.history], dict(order.metadata)
         try:
             with tracing.span("invoke_agent", {"gen_ai.operation.name": "invoke_agent", "areal.run_id": order.run_id}):
-                await turn.complete(await self._agent.run(_request(order), turn))
+                request = AgentRequest(
+                    order.message, order.session_key, order.run_id, history, order.queue_mode, metadata
+                )
+                await turn.complete(await self._agent.run(request, turn))
         except BaseException as error:  # noqa: BLE001 - the boundary to user code
             if not turn.cancelled:
                 _log.warning("turn %s failed", order.run_id, exc_info=error)
@@ -122,12 +126,6 @@ class WorkerRoutes:
         if self.turns:
             await asyncio.wait(self.turns, timeout=_CANCEL_S)
         await asyncio.wait_for(self._agent.close_all_sessions(), _CLOSE_S)
-
-
-def _request(order: WorkerRun) -> AgentRequest:
-    history = [dict(message) for message in order.history]
-    metadata = dict(order.metadata)
-    return AgentRequest(order.message, order.session_key, order.run_id, history, order.queue_mode, metadata)
 
 
 def _failure(error: BaseException) -> tuple[Failure, str]:

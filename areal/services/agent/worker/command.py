@@ -162,7 +162,9 @@ class _ProgramRun:
             raise errors.exceptions[0]
         finally:
             await process.end()
-        self._check(program, process.process.get_returncode() or 0)
+        if status := process.process.get_returncode():
+            how = f"exit status {status}" if status > 0 else f"signal {-status}, {signal.strsignal(-status)}"
+            raise AgentFailed("\n".join((f"{program} ended with {how}", *self._stderr)))
         return self._complete
 
     async def _write(self, process: _Process) -> None:
@@ -221,11 +223,6 @@ class _ProgramRun:
         if printed:
             self._stderr.extend(printed)
             _log.info("%s: %s", self._request.run_id, "\n".join(printed))
-
-    def _check(self, program: str, status: int) -> None:
-        if status != 0:
-            how = f"exit status {status}" if status > 0 else f"signal {-status}, {signal.strsignal(-status)}"
-            raise AgentFailed("\n".join((f"{program} ended with {how}", *self._stderr)))
 
 
 class ProgramOutput:

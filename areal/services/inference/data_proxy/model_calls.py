@@ -338,13 +338,15 @@ class ModelCalls:
         state = self._state(generation, prompts, recorder.answer_id(parsed.id_prefix), int(time.time()))
         if (scored := generation.scored) is not None:
             state.scores = await self._generator.scores(prompts, scored, generation.adapter)
-        timeout_s = progress_timeout_s(request, self._timeout_s)
+        timeout_s, seeds = progress_timeout_s(request, self._timeout_s), None
+        if sampling.seed is None:
+            seeds = generation.default_seeds or recorder.seeds(prompts)
         call = GenerationCall(
             request=request,
             generation=generation,
             state=state,
             serializer=parsed.serializer(state),
-            jobs=self._jobs(state, generation, sampling, timeout_s, _seeds(generation, recorder, prompts)),
+            jobs=self._jobs(state, generation, sampling, timeout_s, seeds),
             timeout_s=timeout_s,
             timer=timer,
             recorder=recorder,
@@ -451,15 +453,6 @@ class ModelCalls:
             DECODE_US * sum(len(choice.token_ids) for choice in state.choices),
         )
         await recorder.record(state.answer_id, state.model, state.created, samples)
-
-
-def _seeds(
-    generation: GenerationRequest, recorder: CallRecorder, prompts: Sequence[Sequence[int]]
-) -> Sequence[int] | None:
-    """Return a seed for each prompt of a call that has none of its own."""
-    if generation.sampling.seed is not None:
-        return None
-    return generation.default_seeds or recorder.seeds(prompts)
 
 
 def _context_exceeded(generation: GenerationRequest, message: str) -> ApiError:

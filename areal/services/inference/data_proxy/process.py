@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 
 from areal.errors import UsageFault
@@ -41,18 +42,6 @@ from areal.wire.stage import report_stage
 _log = logging.getLogger(__name__)
 
 
-@contextlib.asynccontextmanager
-async def open_store(config: DataProxyConfig) -> AsyncIterator[TrajectoryStore | None]:
-    """Open the journals and maintain them while the body runs; None without a state folder. Raises UsageFault."""
-    if config.state_dir is None:
-        yield None
-        return
-    async with serve_journals(
-        config.state_dir, lambda folder: open_journal(folder, config), config.adopt_after
-    ) as store:
-        yield store
-
-
 _EXTERNAL_PERIOD_S = 5.0
 _SCRAPED = ("embedded", "vllm")  # engines that serve /metrics without a flag
 
@@ -66,7 +55,11 @@ def data_proxy(config: DataProxyConfig, options: ServeOptions) -> AbstractAsyncC
 
     @contextlib.asynccontextmanager
     async def wired() -> AsyncIterator[Service]:
-        async with open_store(config) as store, build(options, store) as service, HttpClient() as http:
+        journals: AbstractAsyncContextManager[TrajectoryStore | None] = contextlib.nullcontext()
+        if config.state_dir is not None:
+            open_own = partial(open_journal, retention=config)
+            journals = serve_journals(config.state_dir, open_own, config.adopt_after)
+        async with journals as store, build(options, store) as service, HttpClient() as http:
             if config.registration is not None:
                 headers = options.headers
                 lease = RouterLease(config.registration, service, http, headers, config.model)

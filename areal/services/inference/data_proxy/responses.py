@@ -41,7 +41,9 @@ def translate(fields: Fields, uses: TemplateUses) -> ChatTranslation:
     """Translate a request body. ``uses``: which variables the chat template has. Raises 400 naming the field."""
     fields.refuse(_REFUSED)
     fields.leave_out(_LEFT_OUT)
-    _read_include(fields)
+    for name in fields.texts("include", 16):
+        if name not in _INCLUDABLE:
+            fields.name_left_out(f"include.{name}")
     instructions, given = fields.text("instructions"), fields.items("tools")
     asked = fields.take("input")
     tools = _ResponseTools(fields, [*given, *_additional_tools(asked)])
@@ -83,12 +85,6 @@ def _additional_tools(items: object) -> list[object]:
         if isinstance(item, Mapping) and item.get("type") == "additional_tools":
             added += Fields(item).items("tools")
     return added
-
-
-def _read_include(fields: Fields) -> None:
-    for name in fields.texts("include", 16):
-        if name not in _INCLUDABLE:
-            fields.name_left_out(f"include.{name}")
 
 
 def _text(fields: Fields, chat: dict[str, Any]) -> list[str]:
@@ -148,19 +144,17 @@ class _ResponseTools:
             return
         form = CallForm(_name(tool, where), namespace, tool["type"] == "custom")
         shown, number = _joined_name(form.name, namespace), 1
-        while shown in self.forms or ((number > 1 or namespace) and self._is_taken(shown)):
+        names = {each["function"]["name"] for each in self.functions}
+        while shown in self.forms or ((number > 1 or namespace) and shown in names):
             number += 1
             shown = f"{_joined_name(form.name, namespace)}_{number}"
         if shown != form.name or form.is_custom:
             self.forms[shown] = form
-        names = ("description", "parameters", "strict")
-        function = {name: tool[name] for name in names if tool.get(name) is not None}
+        about = ("description", "parameters", "strict")
+        function = {name: tool[name] for name in about if tool.get(name) is not None}
         if form.is_custom:
             function = custom_function(tool)
         self.functions.append({"type": "function", "function": {"name": shown, **function}})
-
-    def _is_taken(self, shown: str) -> bool:
-        return any(each["function"]["name"] == shown for each in self.functions)
 
     def shown(self, name: str, namespace: object) -> str:
         """Return the name by which the template knows a tool."""

@@ -364,12 +364,12 @@ class ChatTranslation:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class DialectSerializer:
     """Passes a token engine's response to a dialect's writer."""
 
-    def __init__(self, state: ResponseState, writer: DialectWriter) -> None:
-        self._state = state
-        self._writer = writer
+    _state: ResponseState
+    _writer: DialectWriter
 
     def opening(self) -> bytes:
         return self._writer.opening(sum(map(len, self._state.prompts)))

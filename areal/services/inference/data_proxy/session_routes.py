@@ -9,6 +9,7 @@ from dataclasses import asdict
 import orjson
 from prometheus_client import Counter
 
+from areal.dataclasses import dataclass
 from areal.http import headers as names
 from areal.services.http.auth import Access, AdminKey
 from areal.services.http.errors import ApiError, bad_field, bad_request
@@ -53,22 +54,15 @@ _BODY_BYTES = 1024 * 1024
 _PAGE = 100
 
 
+@dataclass(eq=False)
 class JournalSessionRoutes:
     """The routes ``/rl/*``. ``check_name`` raises 404 for a name that is not a model of this data proxy."""
 
-    def __init__(
-        self,
-        store: TrajectoryStore,
-        callers: CallerResolver,
-        key: AdminKey | None,
-        check_name: Callable[[str | None], object],
-        seeds: SessionSeeds,
-    ) -> None:
-        self._store = store
-        self._seeds = seeds
-        self._callers = callers
-        self._key = key
-        self._check_name = check_name
+    _store: TrajectoryStore
+    _callers: CallerResolver
+    _key: AdminKey | None
+    _check_name: Callable[[str | None], object]
+    _seeds: SessionSeeds
 
     def add_to(self, service: Service) -> None:
         counter = service.metrics.counter

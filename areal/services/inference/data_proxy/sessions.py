@@ -60,13 +60,13 @@ class Caller:
     admin: bool
 
 
+@dataclass(eq=False)
 class CallerResolver:
     """Finds the session of a request's key. ``key`` None: the service has no admin key, and every request without a
     session key is an admin's."""
 
-    def __init__(self, store: TrajectoryStore, key: AdminKey | None) -> None:
-        self._store = store
-        self._key = key
+    _store: TrajectoryStore
+    _key: AdminKey | None
 
     def resolve(self, headers: Mapping[str, str]) -> Caller:
         """Return the caller. Raises 401 for an unknown key, 421 for a session that another data proxy holds."""

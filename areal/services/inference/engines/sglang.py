@@ -213,10 +213,6 @@ class SglangClient(EngineClient):
         self._prefix = self._interval = self._paused = self._version = self._verified = None
         self._has_sessions, self.capabilities.whole_answers = True, False
 
-    async def _adapters(self) -> tuple[str, ...]:
-        _, listed = await self._get("/v1/models")
-        return adapters_of(listed)
-
     async def pause(self) -> None:
         await self._command("/pause_generation", {"mode": "retract"})
         self._paused = True
@@ -362,7 +358,8 @@ class SglangClient(EngineClient):
             await self._command("/destroy_weights_update_group", {"group_name": name})
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        if name in await self._adapters():
+        _, listed = await self._get("/v1/models")
+        if name in adapters_of(listed):
             await self.unload_adapter(name)
         await self._checked_command("/load_lora_adapter", {"lora_name": name, "lora_path": folder}, if_missing=_NO_LORA)
 

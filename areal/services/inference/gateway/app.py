@@ -32,15 +32,13 @@ MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "
 PREFIXES = ("/v1", "")  # some clients append /v1 to the base URL, others do not
 
 
+@dataclass(eq=False)
 class GatewayRoutes:
-    def __init__(
-        self, table: LiveTable, relay: Relay, router: RouterClient, keys: SessionKeys, journals: JournalClient
-    ) -> None:
-        self._keys = keys
-        self._journals = journals
-        self._table = table
-        self._relay = relay
-        self._router = router
+    _table: LiveTable
+    _relay: Relay
+    _router: RouterClient
+    _keys: SessionKeys
+    _journals: JournalClient
 
     def add_to(self, service: Service) -> None:
         for prefix in PREFIXES:

@@ -166,7 +166,8 @@ class ExportRoutes:
         try:
             while calls:
                 done, calls = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-                if any(_has_ready(task.result()) for task in done):
+                replies = [reply for task in done if (reply := task.result()) is not None and reply.status == 200]
+                if any(reply.object().get("ready", 0) > 0 for reply in replies):
                     return
             await asyncio.sleep(min(wait_s, _LOOK_AGAIN_S))  # all are empty, or do not answer
         finally:
@@ -222,10 +223,6 @@ def _is_damaged(reply: WorkerReply) -> bool:
 def _error_of(reply: WorkerReply) -> dict[str, object]:
     error = reply.object()["error"]
     return {"code": error["code"], "message": error["message"]}
-
-
-def _has_ready(reply: WorkerReply | None) -> bool:
-    return reply is not None and reply.status == 200 and reply.object().get("ready", 0) > 0
 
 
 # Merging exports: the same columns, padded to one width, with rows in the order of the request.

@@ -249,20 +249,13 @@ class Call:
         return int((time.perf_counter() - self.started - self.elsewhere) * 1e6)
 
 
+@dataclass(eq=False)
 class Relay:
-    def __init__(
-        self,
-        table: LiveTable,
-        follower: Follower,
-        admission: Admission,
-        http: HttpClient,
-        metrics: RelayMetrics,
-    ) -> None:
-        self._table = table
-        self._follower = follower
-        self._admission = admission
-        self._http = http
-        self._metrics = metrics
+    _table: LiveTable
+    _follower: Follower
+    _admission: Admission
+    _http: HttpClient
+    _metrics: RelayMetrics
 
     async def forward(self, request: Request, path: str, journal: str | None = None) -> AnyResponse:
         """Relay ``request`` to ``path`` of a worker: for a session's call, the worker that holds its ``journal``."""

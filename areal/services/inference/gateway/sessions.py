@@ -315,10 +315,10 @@ _PATIENCE_S = 30.0
 _LATER_S = 0.5
 
 
+@dataclass(eq=False)
 class HitlSessions:
-    def __init__(self, table: LiveTable, journals: JournalClient) -> None:
-        self._table = table
-        self._journals = journals
+    _table: LiveTable
+    _journals: JournalClient
 
     async def session(self, model: str | None, headers: Mapping[str, str]) -> str:
         """Return the id of the human's latest session. Waits for absent journals, which may hold it. Raises 503."""

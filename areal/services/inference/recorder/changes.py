@@ -27,7 +27,6 @@ from areal.services.inference.recorder.records import (
     ConversationDigest,
     ModelCall,
     NamedRequest,
-    Sample,
     TextSample,
     TokenSample,
     pack,
@@ -425,7 +424,8 @@ def record(
     limit = hitl_limit if session.hitl else None
     placed = place_turn(session, last, seq, now, limit, same_kind=same_kind)
     turns = turns_of(placed.trajectory)
-    parents = [_parent(turns, call, sample) for sample in call.samples]
+    prompts = [token_array(each.prompt_ids) if isinstance(each, TokenSample) else None for each in call.samples]
+    parents = [find_parent(turns, call.conversation, prompt) for prompt in prompts]
     rows = [_row(number, seq + choice, call, choice, parent, now) for choice, parent in enumerate(parents)]
     if placed.before is not None:
         tables.save_trajectory(number, placed.before)
@@ -453,11 +453,6 @@ class _InteractionRow(NamedTuple):
     idempotency: bytes | None
     at: float
     data: bytes
-
-
-def _parent(turns: TurnIndex, call: ModelCall, sample: Sample) -> Parent | None:
-    prompt = token_array(sample.prompt_ids) if isinstance(sample, TokenSample) else None
-    return find_parent(turns, call.conversation, prompt)
 
 
 def _row(number: int, seq: int, call: ModelCall, choice: int, parent: Parent | None, now: float) -> _InteractionRow:

@@ -14,6 +14,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from areal.dataclasses import dataclass
 from areal.services.inference.recorder.records import (
     NamedRequest,
     PrefixMatch,
@@ -59,14 +60,14 @@ def _refuse(error: CorruptRecord) -> None:
     raise error
 
 
+@dataclass(eq=False)
 class SessionTables:
     """Reads and writes the rows of sessions. ``changed`` is called with the number of each session whose own row or
     trajectory rows are changed."""
 
-    def __init__(self, db: sqlite3.Connection, tag: str, changed: Callable[[int], None] = lambda number: None) -> None:
-        self.db = db
-        self.tag = tag
-        self._changed = changed
+    db: sqlite3.Connection
+    tag: str
+    _changed: Callable[[int], None] = lambda number: None
 
     def name(self, session: SessionRecord) -> str:
         return str(SessionName(session.task, self.tag, session.number))

@@ -33,7 +33,7 @@ from areal.services.http.messages import (
     read_object,
 )
 from areal.services.http.process import ServeOptions
-from areal.services.http.service import Lifetime, Metrics, Service, json_response, to_response
+from areal.services.http.service import Lifetime, Service, json_response, to_response
 from areal.services.http.tasks import IDLE_S, background, happens, until_beat
 from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.prober import Prober, expire_leases, read_report, read_result
@@ -478,13 +478,6 @@ def _required_model(name: str | None) -> str:
     return name
 
 
-def count_workers(metrics: Metrics, registry: WorkerRegistry) -> None:
-    workers = metrics.gauge("areal_router_workers", "Data proxies, by what the router makes of them.", ("state",))
-    for state in (READY, CORDONED, DRAINING, DEAD):
-        in_state = partial(lambda state: float(sum(each.state == state for each in registry.workers())), state)
-        workers.labels(state).set_function(in_state)
-
-
 @contextlib.asynccontextmanager
 async def router(config: RouterConfig, options: ServeOptions) -> AsyncIterator[Service]:
     """Run the router process: build its parts and yield its service."""
@@ -495,7 +488,12 @@ async def router(config: RouterConfig, options: ServeOptions) -> AsyncIterator[S
     async with HttpClient() as http:
         prober = Prober(registry, http, options.headers)
         placing = SessionPlacing(registry, http, options.headers)
-        count_workers(service.metrics, registry)
+        workers = service.metrics.gauge(
+            "areal_router_workers", "Data proxies, by what the router makes of them.", ("state",)
+        )
+        for state in (READY, CORDONED, DRAINING, DEAD):
+            in_state = partial(lambda state: float(sum(each.state == state for each in registry.workers())), state)
+            workers.labels(state).set_function(in_state)
         RouterRoutes(registry, prober, Watch(registry, service.lifetime), placing, file).add_to(service)
 
         @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+from areal.dataclasses import dataclass
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.tasks import IDLE_S, until_beat
 from areal.services.inference.router.health import ProbeResult
@@ -24,13 +25,13 @@ _LOOK_AGAIN_S = 0.25  # bounds the delay of a worker whose period became shorter
 _REST = 20.0  # the pause, as a multiple of the time that the last check took; delays probes slightly in a large pool
 
 
+@dataclass(eq=False)
 class Prober:
     """Probes each worker at its own rate, so that a slow worker does not delay the others' probes."""
 
-    def __init__(self, registry: WorkerRegistry, http: HttpClient, headers: Mapping[str, str]) -> None:
-        self._registry = registry
-        self._http = http
-        self._headers = headers
+    _registry: WorkerRegistry
+    _http: HttpClient
+    _headers: Mapping[str, str]
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as probes:

@@ -33,10 +33,6 @@ from areal.wire.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS, WHOLE
 _ids = random.Random()
 
 
-def _call_id() -> str:
-    return unique_id("call_")
-
-
 def _mistral_id() -> str:
     """Nine letters and digits: Mistral's templates refuse any other id."""
     return "".join(_ids.choices(string.ascii_letters + string.digits, k=9))
@@ -58,7 +54,7 @@ class ToolFormat:
     any_call: str | None
     named_call: str | None
     signs: tuple[str, ...] = ()
-    new_id: NewId = _call_id
+    new_id: NewId = lambda: unique_id("call_")
     unlike: str | None = None
 
     def shown_in(self, template: str) -> bool:
