@@ -448,8 +448,10 @@ class HttpClient:
         self._sweep: asyncio.TimerHandle | None = None
 
     def call(self, method: str, base: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> PendingCall:
-        """Return a call, whose deadline is the caller's business. Raises ValueError for a header or path with a line
-        break."""
+        """Return a call, whose deadline is the caller's business. A ``body`` is JSON unless ``headers`` name another
+        Content-Type. Raises ValueError for a header or path with a line break."""
+        if body and "Content-Type" not in headers:
+            headers = {**headers, "Content-Type": "application/json"}
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
             raise ValueError("a header's value has a line break")

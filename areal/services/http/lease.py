@@ -61,7 +61,7 @@ class RouterLease:
         self._model = model
         self._service = service
         self._http = http
-        self._headers = {**headers, "Content-Type": "application/json"}
+        self._headers = headers
         self._registered: bool | None = None
         self._head: tuple[Any, bytes] = (), b""  # the file's stamp when its beginning was read, and that beginning
         self._router = b""  # as it announced itself at the last renewal

@@ -59,7 +59,7 @@ class WorkerClient:
         self._http = http
         self._control_s = control_s
         self.parting_s = min(control_s, _PARTING_S)
-        self._headers = {**headers, "Content-Type": "application/json"}
+        self._headers = headers
 
     async def post(self, url: str, path: str, body: object = None, timeout_s: float | None = None) -> dict[str, Any]:
         """Return the worker's response. ``body``: JSON, or a dataclass of ``wire.bodies``. Raises WorkerFailed."""

@@ -277,9 +277,8 @@ class RlSessions:
     ) -> HttpReply:
         """Send a request. Raises 503 if the inference service does not answer."""
         data = orjson.dumps(body) if body is not None else b""
-        sent = {**headers, "Content-Type": "application/json"}
         try:
-            return await self._http.fetch(method, base, path, headers=sent, body=data, timeout_s=timeout_s)
+            return await self._http.fetch(method, base, path, headers=headers, body=data, timeout_s=timeout_s)
         except (CallFailed, TimeoutError) as error:
             why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
             message = f"the inference service at {base} does not answer: {why}"

@@ -44,7 +44,7 @@ class PairWorker:
         self._url = config.worker_url
         self.period_s = config.health_period
         self._http = http
-        self._headers = {**headers, "Content-Type": "application/json"}
+        self._headers = headers
         self._failures = _LOST_AFTER
         self._wake = asyncio.Event()
         self._ready = asyncio.Event()

@@ -75,26 +75,17 @@ class TurnCall:
         return int((time.perf_counter() - self.started - self.waited) * 1e6) + self.theirs_us
 
 
+@dataclass(eq=False)
 class TurnDispatcher:
     """Runs turns on the data proxies of an agent service."""
 
-    def __init__(
-        self,
-        sessions: AgentSessions,
-        table: LiveTable,
-        follower: Follower,
-        admission: Admission,
-        http: HttpClient,
-        headers: Mapping[str, str],
-        metrics: TurnMetrics,
-    ) -> None:
-        self._sessions = sessions
-        self._table = table
-        self._follower = follower
-        self._admission = admission
-        self._http = http
-        self._headers = {**headers, "Content-Type": "application/json"}
-        self._metrics = metrics
+    _sessions: AgentSessions
+    _table: LiveTable
+    _follower: Follower
+    _admission: Admission
+    _http: HttpClient
+    _headers: Mapping[str, str]
+    _metrics: TurnMetrics
 
     async def run(self, call: TurnCall, sink: Sink) -> Event:
         """Pass the turn's events to ``sink``, and return the last one, ``complete``. Cancelling the call cancels the

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from areal.dataclasses import dataclass, field
 from areal.http.events import ServerEvent
 from areal.services.dialects import DONE, sse_data
 from areal.services.http.errors import ApiError, bad_request
@@ -167,25 +168,19 @@ def chunks_of(completion: Mapping[str, Any]) -> Iterator[bytes]:
 CHAT_PATH = "/chat/completions"
 
 
+@dataclass(eq=False)
 class ResponseRecorder:
     """Reads one response while it is relayed, and records it. ``call`` None: nothing is recorded. ``held``: the bytes
     from the stream's last event on, which are sent once the response is recorded."""
 
-    def __init__(
-        self,
-        call: CallRecorder | None,
-        model: str = "",
-        messages: Sequence[Mapping[str, object]] = (),
-        answer_id: str | None = None,
-    ) -> None:
-        self._call = call
-        self._model = model
-        self._messages = messages
-        self._answer_id = answer_id
-        self._assembler = CompletionAssembler()
-        self._malformed = False
-        self._ended = False
-        self.held = b""
+    _call: CallRecorder | None
+    _model: str = ""
+    _messages: Sequence[Mapping[str, object]] = ()
+    _answer_id: str | None = None
+    _assembler: CompletionAssembler = field(default_factory=CompletionAssembler, init=False)
+    _malformed: bool = field(default=False, init=False)
+    _ended: bool = field(default=False, init=False)
+    held: bytes = field(default=b"", init=False)
 
     def event(self, event: ServerEvent) -> bytes:
         """Take a stream's event; return the bytes that may be sent now."""

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from areal.dataclasses import dataclass
+from areal.dataclasses import dataclass, field
 from areal.http import headers as names
 from areal.services.http.auth import AdminKey, presented_key, unknown_key
 from areal.services.http.errors import ApiError
@@ -120,25 +120,18 @@ class CallerResolver:
         return self.named(session_id)
 
 
+@dataclass(eq=False)
 class CallRecorder:
     """Records one model call. ``caller`` None: the data proxy has no journal and records nothing. ``replayed``: the
     recorded turns of an earlier call that this call repeats, so that nothing is generated. ``conversation``: the digest
     of the chat, once it is set."""
 
-    def __init__(
-        self,
-        caller: Caller | None,
-        identity: CallIdentity | None = None,
-        replayed: Sequence[RecordedTurn] | None = None,
-        flight: CallInFlight | None = None,
-        seeds: SessionSeeds | None = None,
-    ) -> None:
-        self._caller = caller
-        self._seeds = seeds
-        self._identity = identity
-        self.replayed = replayed
-        self._flight = flight
-        self.conversation: ConversationDigest | None = None
+    _caller: Caller | None
+    _identity: CallIdentity | None = None
+    replayed: Sequence[RecordedTurn] | None = None
+    _flight: CallInFlight | None = None
+    _seeds: SessionSeeds | None = None
+    conversation: ConversationDigest | None = field(default=None, init=False)
 
     @property
     def has_session_key(self) -> bool:

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import orjson
 
-from areal.dataclasses import asdict, dataclass
+from areal.dataclasses import asdict, dataclass, field
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_field, bad_request
@@ -57,27 +57,18 @@ _RETRY_S = 1.0
 _JOIN_S = 1800.0  # enough for a transfer and an earlier one that still runs
 
 
+@dataclass(eq=False)
 class WeightSync:
     """Loads the published weights into the engine whenever it is behind."""
 
-    def __init__(
-        self,
-        tracker: WeightTracker,
-        engine: TokenEngine,
-        control: EngineControl,
-        http: HttpClient,
-        headers: Mapping[str, str],
-        address: Callable[[], str | None],
-        model: str,
-    ) -> None:
-        self._tracker = tracker
-        self._engine = engine
-        self._control = control
-        self._http = http
-        self._headers = {**headers, "Content-Type": "application/json"}
-        self._address = address
-        self._model = model
-        self._taken_over: int | None = None  # the engine's losses then
+    _tracker: WeightTracker
+    _engine: TokenEngine
+    _control: EngineControl
+    _http: HttpClient
+    _headers: Mapping[str, str]
+    _address: Callable[[], str | None]
+    _model: str
+    _taken_over: int | None = field(default=None, init=False)  # the engine's losses then
 
     async def run(self) -> None:
         while True:

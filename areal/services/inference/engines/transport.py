@@ -292,7 +292,7 @@ class EngineClient(ABC):
         self.capabilities = capabilities
         self._http = http
         self._url = url.rstrip("/")
-        self._headers = {**headers, "Content-Type": "application/json"}
+        self._headers = headers
         self._window = Window(WINDOW_S)
         self._calls: Counter[str] = Counter()  # generations under way, by path
         self._whole_calls = 0  # those of them that answer once, at their end

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from areal.dataclasses import dataclass, replace
+from areal.dataclasses import dataclass, field, replace
 from areal.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.auth import Access, presented_key
 from areal.services.http.errors import ApiError, bad_field
@@ -136,11 +136,11 @@ class WorkerResult:
         return {**about, **version, **({} if self.ok else {"error": self.error})}
 
 
+@dataclass(eq=False)
 class WorkerControl:
-    def __init__(self, http: HttpClient, router: RouterClient, headers: Mapping[str, str]) -> None:
-        self._http = http
-        self._router = router
-        self._headers = dict(headers)
+    _http: HttpClient
+    _router: RouterClient
+    _headers: Mapping[str, str]
 
     def add_to(self, service: Service) -> None:
         for path in _POSTS:
@@ -186,9 +186,8 @@ class WorkerControl:
 
     async def _call(self, method: str, path: str, worker: tuple[str, str], body: bytes) -> WorkerResult:
         worker_id, addr = worker
-        headers = {**self._headers, "Content-Type": "application/json"}
         try:
-            reply = await self._http.fetch(method, addr, path, headers=headers, body=body, timeout_s=_DEADLINE_S)
+            reply = await self._http.fetch(method, addr, path, headers=self._headers, body=body, timeout_s=_DEADLINE_S)
         except (CallFailed, TimeoutError) as error:
             return WorkerResult(worker_id, addr, 0, {}, f"the worker does not answer: {error!r}")
         refusal = None
@@ -217,12 +216,12 @@ _PROBE_TIMEOUT_S = 10.0
 _TIMEOUT_S = 30.0  # more than the data proxy's 10 s for the external API
 
 
+@dataclass(eq=False)
 class Registration:
-    def __init__(self, http: HttpClient, router: RouterClient, headers: Mapping[str, str]) -> None:
-        self._http = http
-        self._router = router
-        self._headers = {**headers, "Content-Type": "application/json"}
-        self._lock = asyncio.Lock()
+    _http: HttpClient
+    _router: RouterClient
+    _headers: Mapping[str, str]
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/register_model", self.register, Access.ADMIN)

@@ -355,7 +355,7 @@ class RouterClient:
     def __init__(self, http: HttpClient, router_url: str, headers: Mapping[str, str]) -> None:
         self._http = http
         self._url = router_url.rstrip("/")
-        self._headers = dict(headers)
+        self._headers = headers
 
     def forwards(self, method: str, path: str) -> Handler:
         async def handle(request: Request) -> AnyResponse:
@@ -398,7 +398,7 @@ class RouterClient:
         """Return the router's answer. Raises ApiError if there is none: 503 if the router was not reached, 502 if it
         may have acted."""
         named = {names.REQUEST_ID: request_id} if request_id is not None else {}
-        headers = {**self._headers, "Content-Type": "application/json", **named}
+        headers = {**self._headers, **named}
         try:
             return await self._http.fetch(method, self._url, path, headers=headers, body=body, timeout_s=_TIMEOUT_S)
         except NotConnected as error:

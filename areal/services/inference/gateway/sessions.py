@@ -185,20 +185,15 @@ class WorkerReply(HttpReply):
     journals: tuple[str, ...] = ()
 
 
+@dataclass(eq=False)
 class JournalClient:
-    def __init__(
-        self,
-        http: HttpClient,
-        table: LiveTable,
-        admission: Admission,
-        keys: SessionKeys,
-        admin: Mapping[str, str],
-    ) -> None:
-        self._http = http
-        self._table = table
-        self._admission = admission
-        self._keys = keys
-        self._admin = dict(admin)
+    """``_admin``: the headers with the admin key."""
+
+    _http: HttpClient
+    _table: LiveTable
+    _admission: Admission
+    _keys: SessionKeys
+    _admin: Mapping[str, str]
 
     def for_admin(self, request: Request) -> dict[str, str]:
         """Return the headers of calls on behalf of an admin's request."""
@@ -297,10 +292,9 @@ class JournalClient:
         body: bytes | None = None,
     ) -> WorkerReply | None:
         """Return the data proxy's answer, or None if it does not answer."""
-        sent = {**headers, "Content-Type": "application/json"}
         try:
             reply = await self._http.fetch(
-                method, worker.addr, path, headers=sent, body=body or b"", timeout_s=timeout_s
+                method, worker.addr, path, headers=headers, body=body or b"", timeout_s=timeout_s
             )
         except (CallFailed, TimeoutError):
             return None

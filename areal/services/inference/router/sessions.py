@@ -125,7 +125,7 @@ class SessionPlacing:
     def __init__(self, registry: WorkerRegistry, http: HttpClient, headers: Mapping[str, str]) -> None:
         self._registry = registry
         self._http = http
-        self._headers = dict(headers)
+        self._headers = headers
         self._placements = Placements()
         self._starting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -316,7 +316,7 @@ class SessionPlacing:
         timeout_s: float = _START_TIMEOUT_S,
         journal: str | None = None,
     ) -> HttpReply:
-        headers = {**self._headers, "Content-Type": "application/json"}
+        headers = dict(self._headers)
         if request_id is not None:
             headers[names.REQUEST_ID] = request_id
         if journal is not None:  # lets the worker refuse the call if the journal has moved

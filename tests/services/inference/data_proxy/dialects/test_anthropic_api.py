@@ -98,7 +98,7 @@ def test_session_call_that_is_not_a_chat_is_refused(rollout: Rollout, friend: tu
 
 
 def test_events_are_held_from_the_last_event_on() -> None:
-    recorder = MessagesRecorder(call=None, model="m", messages=[], answer_id=None)
+    recorder = MessagesRecorder(None, "m")
     events = EventReader()
 
     def passed(part: bytes) -> bytes:
