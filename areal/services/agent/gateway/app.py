@@ -1,34 +1,340 @@
-"""Construction of the agent gateway's process, and its HTTP routes for turns."""
+"""The agent gateway's process, and its routes for turns: OpenAI's Responses and Chat Completions APIs.
+
+The session stores the conversation, so a turn's message is only the newest user message. The rest of the body is
+available to the agent as metadata: a chat completion's body as ``chat_request``; ``input``, ``instructions`` and
+``tools`` of a Responses request under these names. The header ``x-areal-ignored`` of the answer lists fields without
+effect.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
-from areal.dataclasses import dataclass
+from areal.dataclasses import dataclass, field, fields
 from areal.http.client import HttpClient
-from areal.http.headers import OVERHEAD
-from areal.services.agent.gateway.openai import (
-    CompletionAnswer,
-    ResponsesAnswer,
-    TurnAnswer,
-    TurnBody,
-    read_chat,
-    read_responses,
+from areal.http.headers import EVENT_STREAM, IGNORED, OVERHEAD
+from areal.services.agent.gateway.sessions import (
+    ROUTING_FIELDS,
+    AgentSessionRoutes,
+    AgentSessions,
+    caller_metadata,
+    key_in_header,
+    require_session_key,
 )
-from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, key_in_header, require_session_key
 from areal.services.agent.gateway.sockets import SocketRoutes
 from areal.services.agent.gateway.turns import Event, TurnCall, TurnDispatcher, TurnMetrics, new_run_id
+from areal.services.agent.own_stream import OwnStreamText
+from areal.services.dialects import (
+    DONE,
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    ResponsesWriter,
+    joined_text,
+    sse_data,
+)
 from areal.services.http.auth import Access
-from areal.services.http.errors import ApiError
-from areal.services.http.messages import AnyResponse, Request, idempotency_key, read_object
+from areal.services.http.errors import ApiError, bad_field, bad_request, unsupported
+from areal.services.http.messages import (
+    AnyResponse,
+    Request,
+    StreamingResponse,
+    body_as,
+    idempotency_key,
+    ignored_names,
+    read_object,
+)
 from areal.services.http.process import ServeOptions
-from areal.services.http.service import Handler, Service
+from areal.services.http.service import Handler, Service, json_response
 from areal.services.inference.gateway.routing import LiveTable
 from areal.services.inference.gateway.sessions import gateway_parts
-from areal.wire.agents import StartAgentSession, TurnRequest
+from areal.wire.agents import SESSION_KEY_HEADER, StartAgentSession, TurnRequest, session_key
 from areal.wire.bodies import IDEMPOTENCY_KEY
 from areal.wire.processes import AgentGatewayConfig
+
+_NOT_KEPT = "a session keeps its conversation: name it by X-AReaL-Session-Key"
+_REFUSED = {
+    "previous_response_id": _NOT_KEPT,
+    "conversation": _NOT_KEPT,
+    "prompt": "there are no stored prompts",
+    "functions": "it is the old form of tools",
+    "function_call": "it is the old form of tool_choice",
+}
+_NEUTRAL = {"function_call": ("auto", "none")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Common:
+    model: str | None = None
+    user: str | None = session_key(None)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ResponsesBody(_Common):
+    input: Any
+    instructions: str | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    background: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ChatBody(_Common):
+    messages: tuple[Mapping[str, Any], ...]
+    n: int = 1
+
+
+@dataclass(frozen=True)
+class TurnBody:
+    """A parsed request body. ``metadata`` is passed to the agent; ``asked``: request fields that the answer repeats;
+    ``ignored``: names of fields without effect."""
+
+    message: str
+    metadata: Mapping[str, Any]
+    user: str | None
+    model: str | None
+    stream: bool
+    asked: Mapping[str, Any]
+    ignored: tuple[str, ...] = ()
+
+
+def read_responses(data: Mapping[str, object]) -> TurnBody:
+    """Parse a body of the Responses API. Raises 400, which names the field."""
+    _refuse(data)
+    body = body_as(_ResponsesBody, data)
+    if body.background:
+        raise unsupported("background", "a response is not kept")
+    items = body.input
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    if not isinstance(items, list) or not items:
+        raise bad_field("input", "must be a string or a list of items, not empty")
+    message = _last_message(items, "input")
+    more: dict[str, object] = {"input": body.input} if len(items) > 1 else {}
+    more |= {"instructions": body.instructions} if body.instructions is not None else {}
+    more |= {"tools": data["tools"]} if body.tools else {}
+    metadata = caller_metadata(body.metadata)
+    if twice := sorted(more.keys() & metadata.keys()):
+        message = f"metadata.{twice[0]} is reserved: the request's {twice[0]} is there"
+        raise bad_request(message, param=f"metadata.{twice[0]}", code="reserved_metadata")
+    asked = {
+        "instructions": body.instructions,
+        "metadata": metadata,
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": data.get("tools") or [],
+        "top_p": None,
+        "user": body.user,
+    }
+    ignored = ignored_names({name for name in data.keys() - _KNOWN if data[name] is not None})
+    return TurnBody(message, {**metadata, **more}, body.user, body.model, body.stream, asked, ignored)
+
+
+def read_chat(data: Mapping[str, object]) -> TurnBody:
+    """Parse a body of the Chat Completions API. Raises 400, which names the field."""
+    _refuse(data)
+    body = body_as(_ChatBody, data)
+    if body.n != 1:
+        raise unsupported("n", "a turn has one answer")
+    if not body.messages:
+        raise bad_field("messages", "must not be empty")
+    message = _last_message(body.messages, "messages")
+    request = {name: value for name, value in data.items() if name not in (*ROUTING_FIELDS, "user", "metadata")}
+    metadata = {**caller_metadata(body.metadata), "chat_request": request}
+    return TurnBody(message, metadata, body.user, body.model, body.stream, {})
+
+
+def _refuse(data: Mapping[str, object]) -> None:
+    for name in data.keys() & _REFUSED.keys():
+        if data[name] not in (None, [], {}, "", *_NEUTRAL.get(name, ())):
+            raise unsupported(name, _REFUSED[name])
+
+
+_KNOWN = {each.name for each in fields(_ResponsesBody)} | set(ROUTING_FIELDS)
+
+
+def _last_message(items: Any, where: str) -> str:
+    """Return the user's newest message: all user messages after the last message of another role. Raises 400."""
+    texts: list[str] = []
+    for place, item in enumerate(items):
+        if not isinstance(item, Mapping):
+            raise bad_field(f"{where}[{place}]", "must be an object")
+        if item.get("type", "message") == "message" and item.get("role") == "user":
+            texts.append(joined_text(item.get("content"), f"{where}[{place}].content", "\n"))
+        else:
+            texts.clear()
+    if not texts:
+        raise bad_field(where, "must end with a message of the user")
+    return "\n\n".join(texts)
+
+
+# Answers, whole or streamed. A Responses answer contains the agent's tool calls, their results and its text as items. A
+# chat completion contains only the text, since a client would execute tool calls itself. A stream that the agent
+# returns is forwarded unchanged to callers of Chat Completions; callers of Responses get its text.
+
+_NOT_PASSED_ON = frozenset(
+    ("connection", "content-encoding", "content-length", "date", "keep-alive", "server", "transfer-encoding", "upgrade")
+)
+
+
+class TurnAnswer(ABC):
+    """The answer to one turn: ``event`` consumes the turn's events, ``end`` returns the handler's response."""
+
+    def __init__(self, request: Request, body: TurnBody, key: str, service: str) -> None:
+        self._request = request
+        self._body = body
+        self._model = body.model or service
+        self._headers = {SESSION_KEY_HEADER: key} | ({IGNORED: ", ".join(body.ignored)} if body.ignored else {})
+        self._out = StreamingResponse(headers={**EVENT_STREAM, **self._headers})
+        self._own = OwnStreamText()
+
+    @abstractmethod
+    async def event(self, event: Event) -> None: ...
+
+    @abstractmethod
+    async def end(self, complete: Event) -> AnyResponse: ...
+
+    def overhead(self, microseconds: int) -> None:
+        """Set the header of the service's own time, unless the answer has begun."""
+        if not self._out.prepared:
+            self._headers[OVERHEAD] = self._out.headers[OVERHEAD] = str(microseconds)
+
+    async def _write(self, data: bytes) -> None:
+        """Write to a streamed response, and begin it if needed. Raises ConnectionResetError if the caller has left."""
+        if self._out.prepared:
+            await self._out.write(data)
+        elif self._body.stream:
+            self._out.begin(self._request, data)
+
+    def _whole(self, data: Mapping[str, object]) -> AnyResponse:
+        return json_response(data, more_headers=self._headers)
+
+
+class _TurnWriter(ResponsesWriter):
+    """A ResponsesWriter with the results of tool calls."""
+
+    def output(self, call_id: str, text: str) -> bytes:
+        """Return the events of a tool call's result."""
+        done = self._done("completed")
+        item = {"id": f"fco_{self._id.removeprefix('resp_')}_{len(self._items)}", "type": "function_call_output"}
+        item |= {"status": "completed", "call_id": call_id, "output": text}
+        at = {"output_index": len(self._items), "item": item}
+        self._items.append(item)
+        return done + self._event("response.output_item.added", **at) + self._event("response.output_item.done", **at)
+
+    def completed(self, summary: str, metadata: Mapping[str, object]) -> tuple[bytes, dict[str, object]]:
+        """Return the last events, and the whole response. ``summary`` is added as text unless the deltas already had
+        it. ``metadata`` is the agent's; the response's field ``metadata`` repeats the request's."""
+        sent = self._open is not None and self._open["type"] == "message" and "".join(self._text) == summary
+        last = b"" if sent or not summary else self._done("completed") + self.pieces((Content(summary),))
+        done = last + self._done("completed")
+        response = self._response("completed", self._items, None, None) | {"agent_metadata": metadata}
+        return done + self._event("response.completed", response=response), response
+
+
+class ResponsesAnswer(TurnAnswer):
+    """The answer as a response of the Responses API."""
+
+    _writer: _TurnWriter
+    _calls = 0
+
+    async def event(self, event: Event) -> None:
+        match event["type"]:
+            case "accepted":
+                answer_id = f"resp_{event['run_id'].removeprefix('run-')}"
+                self._writer = _TurnWriter(answer_id, self._model, int(time.time()), echoed=self._body.asked)
+                self._writer.whole_only = not self._body.stream
+                await self._write(self._writer.opening(0))
+            case "delta":
+                await self._say(event["text"])
+            case "response" | "data":
+                await self._say(self._own.take(event))
+            case "tool_call":
+                number = self._calls
+                self._calls += 1
+                start = CallStart(number, event["id"], event["name"])
+                pieces = (start, CallArguments(number, event["arguments"]), CallEnd(number))
+                await self._write(self._writer.pieces(pieces))
+            case "tool_result":
+                await self._write(self._writer.output(event["id"], event["result"]))
+
+    async def _say(self, text: str) -> None:
+        if text:
+            await self._write(self._writer.pieces((Content(text),)))
+
+    async def end(self, complete: Event) -> AnyResponse:
+        await self._say(self._own.end())
+        events, response = self._writer.completed(complete["summary"], complete["metadata"])
+        if not self._body.stream:
+            return self._whole(response)
+        await self._write(events)
+        return self._out
+
+
+class CompletionAnswer(TurnAnswer):
+    """The answer as a chat completion. ``_sent_text``: the deltas so far. ``_passed_on``: the agent's own stream is
+    forwarded as the answer."""
+
+    _head: Mapping[str, Any]
+    _passed_on = False
+
+    def __init__(self, request: Request, body: TurnBody, key: str, service: str) -> None:
+        super().__init__(request, body, key, service)
+        self._sent_text: list[str] = []
+
+    async def event(self, event: Event) -> None:
+        match event["type"]:
+            case "accepted":
+                answer_id = f"chatcmpl-{event['run_id'].removeprefix('run-')}"
+                self._head = {"id": answer_id, "created": int(time.time()), "model": self._model}
+            case "stream_lost":
+                raise ApiError(410, "the agent's own stream was too long to be kept for a retry", code="stream_lost")
+            case "delta":
+                await self._say(event["text"])
+            case "response" if not self._out.prepared:
+                theirs = {n: v for n, v in event["headers"].items() if n.lower() not in _NOT_PASSED_ON}
+                self._passed_on = True
+                self._out = StreamingResponse(event["status"], headers={**theirs, **self._headers})
+                self._out.begin(self._request)
+            case "data" if self._passed_on:
+                await self._write(base64.b64decode(event["data"]))
+            case "response" | "data":  # after deltas
+                await self._say(self._own.take(event))
+
+    async def _say(self, text: str) -> None:
+        if not self._body.stream or not text:
+            return
+        first = {"role": "assistant"} if not self._sent_text else {}
+        self._sent_text.append(text)
+        await self._write(self._chunk({**first, "content": text}))
+
+    def _chunk(self, delta: Mapping[str, object], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return sse_data({**self._head, "object": "chat.completion.chunk", "choices": [choice]})
+
+    async def end(self, complete: Event) -> AnyResponse:
+        if self._passed_on:
+            return self._out
+        await self._say(self._own.end())
+        summary, sent = complete["summary"], "".join(self._sent_text)
+        if not self._body.stream:
+            message = {"role": "assistant", "content": summary, "refusal": None}
+            choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+            more = {"choices": [choice], "agent_metadata": complete["metadata"]}
+            return self._whole({**self._head, "object": "chat.completion", **more})
+        if not sent.endswith(summary):
+            await self._say(f"\n\n{summary}" if sent else summary)
+        await self._write(self._chunk({}, "stop") + DONE)
+        return self._out
+
 
 ReadBody = Callable[[Mapping[str, object]], TurnBody]
 

@@ -15,7 +15,7 @@ from areal.conversation.messages import message_text, read_tools
 from areal.dataclasses import dataclass, replace
 from areal.dataset.images import MAX_IMAGES
 from areal.errors import UsageFault
-from areal.services.custom_tools import function_of, with_function_calls
+from areal.services.dialects import function_of, with_function_calls
 from areal.services.http.errors import bad_field, bad_request, unsupported
 from areal.services.inference.data_proxy.fields import (
     OPENAI_NO_EFFECT,

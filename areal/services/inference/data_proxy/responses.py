@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from areal.services.custom_tools import custom_arguments, custom_function
-from areal.services.dialects import CallForm, ResponsesWriter, joined_text, string_of
+from areal.services.dialects import CallForm, ResponsesWriter, custom_arguments, custom_function, joined_text, string_of
 from areal.services.http.errors import bad_field, bad_request, unsupported
 from areal.services.inference.data_proxy.fields import OPENAI_NO_EFFECT, Fields, left_out_tool
 from areal.services.inference.data_proxy.serializers import ChatTranslation, TemplateUses

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import orjson
 
 from areal.dataclasses import dataclass, field
-from areal.services.custom_tools import custom_call, custom_input
 from areal.services.dialects import (
     DONE,
     CallArguments,
@@ -26,6 +25,8 @@ from areal.services.dialects import (
     ResponseSummary,
     assistant_message,
     chat_delta,
+    custom_call,
+    custom_input,
     sse_data,
 )
 from areal.services.inference.data_proxy.generation import Choice, ChoiceUpdate, ResponseState

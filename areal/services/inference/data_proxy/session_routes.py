@@ -24,8 +24,7 @@ from areal.services.http.messages import (
     refuse_idempotency_key,
 )
 from areal.services.http.service import Service, json_response
-from areal.services.inference.data_proxy.seeds import SessionSeeds
-from areal.services.inference.data_proxy.sessions import Caller, CallerResolver, journal_of
+from areal.services.inference.data_proxy.sessions import Caller, CallerResolver, SessionSeeds, journal_of
 from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.exporting import ExportRequest, StoredExport
 from areal.services.inference.recorder.journal import SessionJournal

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.services.http.errors import ApiError
-from areal.services.inference.data_proxy.seeds import SessionSeeds
+from areal.services.inference.data_proxy.sessions import SessionSeeds
 from areal.services.inference.engines.base import SAMPLING_FIELDS, Capabilities
 from areal.services.inference.recorder.session import SessionName
 from tests.services.inference.data_proxy.control.embedded_service import (
