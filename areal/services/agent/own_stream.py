@@ -39,7 +39,11 @@ class OwnStreamText:
             return ""
         data = base64.b64decode(event["data"])
         if self._kind == "text/event-stream":
-            return self._of_events(data)
+            try:
+                return self._texts(self._events.feed(data))
+            except ValueError:  # an event is too long: ignore it and everything after it
+                self._kind = ""
+                return ""
         if self._kind.startswith("text/"):
             return self._decoder.decode(data)
         if self._kind == "application/json":
@@ -57,14 +61,6 @@ class OwnStreamText:
             return self._decoder.decode(b"", final=True)
         text = _known_text(self._json)
         return self._json.decode(errors="replace") if text is None else text
-
-    def _of_events(self, data: bytes) -> str:
-        try:
-            events = self._events.feed(data)
-        except ValueError:  # an event is too long: ignore it and everything after it
-            self._kind = ""
-            return ""
-        return self._texts(events)
 
     def _texts(self, events: Iterable[ServerEvent]) -> str:
         texts = []

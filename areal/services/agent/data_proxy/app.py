@@ -289,7 +289,10 @@ class PairRoutes:
             caller = TurnCaller(request, TurnMessage(asked.message, asked.metadata, asked.inference, key), asked.stream)
             turn = self._joined(session, caller, key) if key is not None else None
             if turn is None:
-                if key is not None and (ended := self._recorded(session, key)) is not None:
+                recorded = session.journal.requested(session, key.key) if key is not None else None
+                if key is not None and recorded is not None:
+                    before, ended = recorded
+                    _check_same(before, key)
                     return Response(body=_accepted(ended.run_id) + recorded_events(ended), content_type=EVENTS)
                 if session.journal.commits.failing is not None:
                     await session.journal.check_writable()
@@ -329,13 +332,6 @@ class PairRoutes:
         caller.live, caller.message = turn.events is not None, message
         turn.callers.append(caller)
         return turn
-
-    def _recorded(self, session: SessionEntry, wanted: TurnRequestKey) -> TurnEntry | None:
-        recorded = session.journal.requested(session, wanted.key)
-        if recorded is None:
-            return None
-        _check_same(recorded[0], wanted)
-        return recorded[1]
 
     async def cancel(self, request: Request) -> Response:
         """Cancel the running turn; with ``idempotency_key``, the message of that request, which may still be

@@ -188,7 +188,10 @@ def _runner(
 
             given["http_client"] = shared_http_client()
         given = {name: value for name, value in given.items() if name in wanted}
-        first = _data(request) if form == "data" else request.message if form == "message" else request
+        first: object = request.message if form == "message" else request
+        if form == "data":  # of a workflow
+            theirs = {name: value for name, value in request.metadata.items() if name != "areal_inference"}
+            first = {"messages": [*request.history, {"role": "user", "content": request.message}], **theirs}
         if on_loop:
             result = await function(first, **given)
         else:
@@ -197,12 +200,6 @@ def _runner(
         return rewarded(result) if form == "data" else result
 
     return run
-
-
-def _data(request: AgentRequest) -> dict[str, object]:
-    """Return the ``data`` argument for an agent in the form of a workflow."""
-    theirs = {name: value for name, value in request.metadata.items() if name != "areal_inference"}
-    return {"messages": [*request.history, {"role": "user", "content": request.message}], **theirs}
 
 
 abandoned_threads: dict[threading.Thread, float] = {}

@@ -29,6 +29,7 @@ def is_openai_agent(found: object) -> bool:
 def openai_agent(agent: agents.Agent[Any], kwargs: Mapping[str, Any], tools: Sequence[Tool] | None) -> AgentAdapter:
     import openai
     from agents import OpenAIProvider, RunConfig, Runner
+    from pydantic_core import to_json
 
     if unknown := sorted(kwargs.keys() - {"max_turns"}):
         raise UsageFault(f"kwargs: an agent of the OpenAI Agents SDK takes max_turns, and no {unknown[0]!r}")
@@ -54,17 +55,12 @@ def openai_agent(agent: agents.Agent[Any], kwargs: Mapping[str, Any], tools: Seq
             running.cancel()
         output = running.final_output
         # The model's own text, and not the SDK's serialization of it. The output may also be a tool's result.
-        return AgentResponse(turn.text or (output if isinstance(output, str) else _json(output)))
+        said = output if isinstance(output, str) else "" if output is None else to_json(output).decode()
+        return AgentResponse(turn.text or said)
 
     return AgentAdapter(
         type(agent).__qualname__ + " of openai-agents", run, SimpleNamespace(close_all_sessions=http.aclose)
     )
-
-
-def _json(output: object) -> str:
-    from pydantic_core import to_json
-
-    return "" if output is None else to_json(output).decode()
 
 
 class _Calls:

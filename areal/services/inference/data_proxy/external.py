@@ -33,7 +33,6 @@ from areal.services.inference.data_proxy.external_recording import (
     items_of,
     message_of,
     messages_recorder,
-    recorded_completion,
 )
 from areal.services.inference.data_proxy.fields import Fields, dialect_field_names
 from areal.services.inference.data_proxy.generation import progress_timeout_s
@@ -41,7 +40,7 @@ from areal.services.inference.data_proxy.serializers import ChatTranslation, Dia
 from areal.services.inference.data_proxy.sessions import CallRecorders
 from areal.services.inference.engines.base import Dialect, EngineFailed
 from areal.services.inference.engines.external import ExternalApi, Redirected, connection_error
-from areal.services.inference.recorder.records import RecordedTurn
+from areal.services.inference.recorder.records import RecordedTurn, TextTurn
 
 _OWN_FIELDS = ("continue_final_message", "add_generation_prompt", "chat_template_kwargs", "metadata")
 
@@ -176,7 +175,9 @@ async def _replay(
     request: Request, turns: Sequence[RecordedTurn], writer: DialectWriter | None, *, stream: bool
 ) -> AnyResponse:
     """Send the recorded completion: as it is, or in the writer's dialect."""
-    completion = recorded_completion(turns)
+    first = turns[0]
+    assert isinstance(first, TextTurn)
+    completion = first.extra["completion"]
     if not stream:
         return json_response(completion if writer is None else _whole_answer(writer, completion))
     if writer is None:
@@ -298,7 +299,8 @@ class ExternalCalls:
             call, data = _RelayedCall(request, time.perf_counter()), decode_object(body)
             self._check_model(data.get("model"))
             timeout = progress_timeout_s(request, self._timeout_s)
-            headers = _anthropic_headers(request) if is_messages else {}
+            chosen = ("anthropic-version", "anthropic-beta") if is_messages else ()  # the version of the API
+            headers = {name: value for name in chosen if (value := request.headers.get(name))}
             async with self._recorders.open(caller if records else None, request.headers, body) as recorder:
                 if recorder.replayed is not None:
                     turns, stream = recorder.replayed, data.get("stream") is True
@@ -397,12 +399,6 @@ def _with_request_id(body: bytes, request_id: str) -> bytes:
         case {"error": dict(error)}:
             return orjson.dumps({**data, "error": {**error, "request_id": request_id}})
     return body
-
-
-def _anthropic_headers(request: Request) -> dict[str, str]:
-    """Return the client's headers that select a version of Anthropic's API."""
-    found = {name: request.headers.get(name) for name in ("anthropic-version", "anthropic-beta")}
-    return {name: value for name, value in found.items() if value}
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from areal.services.dialects import DONE, sse_data
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.data_proxy.anthropic import chat_messages
 from areal.services.inference.data_proxy.sessions import CallRecorder
-from areal.services.inference.recorder.records import ConversationDigest, RecordedTurn, TextSample, TextTurn
+from areal.services.inference.recorder.records import ConversationDigest, TextSample
 
 T = TypeVar("T")
 _JOINED = ("content", "reasoning_content", "reasoning", "refusal")
@@ -135,12 +135,6 @@ def text_samples(
             )
         )
     return samples
-
-
-def recorded_completion(turns: Sequence[RecordedTurn]) -> dict[str, object]:
-    first = turns[0]
-    assert isinstance(first, TextTurn)
-    return first.extra["completion"]
 
 
 def chunks_of(completion: Mapping[str, Any]) -> Iterator[bytes]:

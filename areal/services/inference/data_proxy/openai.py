@@ -404,6 +404,7 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
     seeds = _default_seeds(fields, len(prompts)) if capabilities.free_seeds else None
     fields.accept(("default_seed",))
     images = _images(fields, prompt, capabilities)
+    texts = prompt if isinstance(prompt, list) and len(prompt) == len(prompts) else [prompt] * len(prompts)
     store, ignored = _read_rest(fields)
     if images and (store or scored is not None):
         why = "its call is not recorded: send store: false" if store else "its prompt has no log-probabilities"
@@ -414,7 +415,7 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
         ignored,
         store and most != 0,
         prompts,
-        echo=_texts(prompt, len(prompts)) if echo else (),
+        echo=tuple(text if isinstance(text, str) else None for text in texts) if echo else (),
         prompt_logprobs=scored,
         no_answer=most == 0,
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,
@@ -447,12 +448,6 @@ def _default_seeds(fields: Fields, prompts: int) -> list[int] | None:
         message = f"default_seed must be a whole number for each of the {prompts} prompts"
         raise bad_request(message, param="default_seed")
     return seeds
-
-
-def _texts(value: object, count: int) -> tuple[str | None, ...]:
-    """Return the texts of ``count`` prompts, None for prompts of token ids."""
-    items = value if isinstance(value, list) and len(value) == count else [value] * count
-    return tuple(item if isinstance(item, str) else None for item in items)
 
 
 def _prompts(value: object, codec: TextCodec) -> tuple[MakePrompt, ...]:

@@ -26,7 +26,7 @@ from areal.services.http.messages import (
 from areal.services.http.service import Service, json_response
 from areal.services.inference.data_proxy.sessions import Caller, CallerResolver, SessionSeeds, journal_of
 from areal.services.inference.recorder.changes import HITL_SESSION
-from areal.services.inference.recorder.exporting import ExportRequest, StoredExport
+from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.records import NamedRequest, TrajectoryTurns, named_request
 from areal.services.inference.recorder.rows import Export, RewardOverflow, Style, export_all, npz, parse_rows
@@ -289,7 +289,10 @@ class TrajectoryRoutes:
             return json_response({"status": "ok"})
         taken = None
         if body.reward is not None:
-            given, taken = await self._seal(journal, wanted, check_reward(body.reward))
+            value = check_reward(body.reward)
+            if len(wanted.session_ids) > 1 or wanted.trajectory is not None:
+                raise bad_field("reward", "is for one session, and its last interaction")
+            given, taken = await journal.seal(SessionName.require(wanted.session_ids[0], "session_ids"), value, wanted)
             self._rewards.inc(int(given))
         stored, export = taken or await journal.export(wanted)
         self._exports.inc()
@@ -300,15 +303,6 @@ class TrajectoryRoutes:
         if not export.interactions and sum(len(column.data) for column in export.columns) <= _AT_ONCE_BYTES:
             return _answer(str(stored.name), export, body.format, removed)
         return await asyncio.to_thread(_answer, str(stored.name), export, body.format, removed)
-
-    async def _seal(
-        self, journal: SessionJournal, wanted: ExportRequest, reward: float
-    ) -> tuple[bool, tuple[StoredExport, Export] | None]:
-        """Reward the session's last interaction. Return whether the reward was set now, and the export if it was taken
-        in the same commit. Raises 400 for several sessions or for a trajectory id."""
-        if len(wanted.session_ids) > 1 or wanted.trajectory is not None:
-            raise bad_field("reward", "is for one session, and its last interaction")
-        return await journal.seal(SessionName.require(wanted.session_ids[0], "session_ids"), reward, wanted)
 
     def _export_request(self, body: ExportTrajectories, key: str | None) -> ExportRequest:
         ids, group = body.session_ids, None
@@ -375,7 +369,6 @@ class TrajectoryRoutes:
         return response
 
     async def acknowledge_leases(self, request: Request) -> Response:
-
         leases = read_leases(await read_object(request, _EXPORT_BODY_BYTES))
         for lease in leases:
             journal_of(self._store, lease.tag)

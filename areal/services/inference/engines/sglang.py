@@ -173,6 +173,8 @@ class SglangClient(EngineClient):
         listed, loads = [answer for _, answer in await asyncio.gather(*map(self._get, ("/v1/models", "/v1/loads")))]
         served: dict[str, Any] = next((entry for entry in listed.get("data") or () if not entry.get("parent")), {})
         self._version = weight_version(model.get("weight_version"))
+        # A number that increases while the server generates.
+        moments = [load["decode_moments"][0] for load in loads.get("loads") or () if load.get("decode_moments")]
         return EngineState(
             not_ready=None,
             version=self._version,
@@ -180,7 +182,7 @@ class SglangClient(EngineClient):
             root=typed(model, "model_path", str),
             paused=self._paused,
             adapters=adapters_of(listed),
-            generated=_steps(loads),
+            generated=int(sum(moments)) if moments else None,
         )
 
     async def _info(self, name: str) -> tuple[int, dict[str, Any]]:
@@ -496,12 +498,6 @@ def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> Pr
         )
     tops = about.get("input_top_logprobs") or [None] * len(entries)
     return PromptLogprobs(_known(entries[1:]), tuple(_top(each)[:top] for each in tops[1:]))
-
-
-def _steps(about: Mapping[str, Any]) -> int | None:
-    """Return a number that increases while the server generates, from its loads."""
-    moments = [load["decode_moments"][0] for load in about.get("loads") or () if load.get("decode_moments")]
-    return int(sum(moments)) if moments else None
 
 
 def _shapes_in(folder: Path) -> dict[str, list[int]]:

@@ -334,9 +334,9 @@ class Registration:
     async def _put(self, model: str, addrs: list[str], *, external: bool) -> None:
         known = await self._registered(model)
         ids = {worker.worker_addr: worker.worker_id for worker in known.workers} if known else {}
-        workers = tuple(
-            ModelWorker(worker_id=ids.get(addr, _worker_id(model, addr)), worker_addr=addr) for addr in addrs
-        )
+        for addr in addrs:  # an id of another model would replace that model's worker
+            ids.setdefault(addr, "manual-" + hashlib.blake2b(f"{model}\0{addr}".encode(), digest_size=8).hexdigest())
+        workers = tuple(ModelWorker(worker_id=ids[addr], worker_addr=addr) for addr in addrs)
         body = RegisterModel(model=model, workers=workers, external=external)
         reply = await self._router.post("/register_model", write_fields(body))
         if lost := [worker["worker_addr"] for worker in reply["workers"] if not worker["healthy"]]:
@@ -352,11 +352,6 @@ class Registration:
         await self._forget_external(model, addrs)
         if await self._registered(model) is not None:
             await self._router.post("/remove_model", {"model": model})
-
-
-def _worker_id(model: str, addr: str) -> str:
-    """Return an id that is unique to the pair: an id of another model would replace that model's worker."""
-    return "manual-" + hashlib.blake2b(f"{model}\0{addr}".encode(), digest_size=8).hexdigest()
 
 
 @contextlib.asynccontextmanager

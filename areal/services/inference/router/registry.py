@@ -470,6 +470,7 @@ class WorkerRegistry:
         workers = self.workers(name)
         held = {tag for worker in workers for tag in worker.report.journals}
         of_engines = () if model.external else workers  # data proxies of an external API report another model's
+        adapters = [set(worker.report.adapters) for worker in of_engines if worker.state == READY]
         return ModelEntry(
             name=name,
             workers=tuple(worker.entry for worker in workers if some is None or worker.id in some),
@@ -478,7 +479,7 @@ class WorkerRegistry:
             created=model.created,
             max_model_len=min(filter(None, (worker.report.max_model_len for worker in of_engines)), default=None),
             root=next(filter(None, (worker.report.root for worker in of_engines)), None),
-            adapters=_adapters([worker for worker in of_engines if worker.state == READY]),
+            adapters=tuple(sorted(set.intersection(*adapters))) if adapters else (),  # a call may go to any worker
             orphans=tuple(sorted(model.journals - held)),
             damaged=self.damaged(name),
             readiness=model.readiness,
@@ -578,9 +579,3 @@ class WorkerRegistry:
         else:
             self._changes.append((self.serial, worker.model, worker.id))
         self.on_change()
-
-
-def _adapters(ready: Sequence[WorkerRecord]) -> tuple[str, ...]:
-    """Return the adapters that every ready worker serves, since a call may go to any of them."""
-    shared = set(ready[0].report.adapters).intersection(*(worker.report.adapters for worker in ready)) if ready else ()
-    return tuple(sorted(shared))
