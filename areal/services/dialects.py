@@ -6,7 +6,7 @@ Calls are numbered from 0 and come one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -28,8 +28,8 @@ def string_of(item: Mapping[str, object], name: str, where: str) -> str:
     return value
 
 
-def joined_text(content: object, where: str, between: str, kinds: Collection[str] = TEXT_PARTS) -> str:
-    """Return the text of a content at ``where``: a string, or parts of these kinds, joined. Raises 400."""
+def joined_text(content: object, where: str, between: str) -> str:
+    """Return the text of a content at ``where``: a string, or ``TEXT_PARTS``, joined. Raises 400."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -40,7 +40,7 @@ def joined_text(content: object, where: str, between: str, kinds: Collection[str
         if not isinstance(part, Mapping):
             raise bad_field(place, "must be an object with a type")
         kind = part.get("type")
-        if kind not in kinds:
+        if kind not in TEXT_PARTS:
             raise bad_request(f"{place}: this model takes text only, not {kind!r}", param=f"{place}.type")
         texts.append(string_of(part, "refusal" if kind == "refusal" else "text", place))
     return between.join(texts)

@@ -41,6 +41,7 @@ from areal.services.inference.data_proxy.sessions import CallRecorders
 from areal.services.inference.engines.base import Dialect, EngineFailed
 from areal.services.inference.engines.external import ExternalApi, Redirected, connection_error
 from areal.services.inference.recorder.records import RecordedTurn, TextTurn
+from areal.wire.processes import DataProxyConfig
 
 _OWN_FIELDS = ("continue_final_message", "add_generation_prompt", "chat_template_kwargs", "metadata")
 
@@ -275,18 +276,15 @@ class _RelayedCall:
         return str(int((time.perf_counter() - self.started - self.waited) * 1e6))
 
 
+@dataclass(eq=False)
 class ExternalCalls:
-    """Makes the handlers of an external model's routes. ``timeout_s``: the longest time without a byte from the API,
-    unless the relay sets another one."""
+    """Makes the handlers of an external model's routes. The configuration has the longest time without a byte from the
+    API, unless the relay sets another one."""
 
-    def __init__(
-        self, model: str, api: ExternalApi, recorders: CallRecorders, *, max_body_bytes: int, timeout_s: float
-    ) -> None:
-        self._model = model
-        self._api = api
-        self._recorders = recorders
-        self._max_body_bytes = max_body_bytes
-        self._timeout_s = timeout_s
+    _model: str
+    _api: ExternalApi
+    _recorders: CallRecorders
+    _config: DataProxyConfig
 
     def relay_to(self, path: str, *, records: bool = True) -> Handler:
         """Return the handler that relays to ``path`` under the API's base URL. ``records``: a session's calls are
@@ -295,10 +293,10 @@ class ExternalCalls:
 
         async def handle(request: Request) -> AnyResponse:
             caller = self._recorders.authenticate(request.headers)
-            body = await request.read(self._max_body_bytes)
+            body = await request.read(self._config.max_body_bytes)
             call, data = _RelayedCall(request, time.perf_counter()), decode_object(body)
             self._check_model(data.get("model"))
-            timeout = progress_timeout_s(request, self._timeout_s)
+            timeout = progress_timeout_s(request, self._config.request_timeout)
             chosen = ("anthropic-version", "anthropic-beta") if is_messages else ()  # the version of the API
             headers = {name: value for name in chosen if (value := request.headers.get(name))}
             async with self._recorders.open(caller if records else None, request.headers, body) as recorder:
@@ -333,7 +331,7 @@ class ExternalCalls:
 
         async def handle(request: Request) -> AnyResponse:
             caller = self._recorders.authenticate(request.headers)
-            given = await request.read(self._max_body_bytes)
+            given = await request.read(self._config.max_body_bytes)
             call, fields = _RelayedCall(request, time.perf_counter()), Fields(decode_object(given))
             self._check_model(fields.take("model"))
             translation = translate(fields, lambda variable: False)
@@ -344,7 +342,7 @@ class ExternalCalls:
                     return await _replay(request, turns, writer, stream="stream" in body)
                 writer = translation.writer(answer_id := recorder.answer_id(id_prefix), self._model, int(time.time()))
                 response_recorder = chat_recorder(recorder, self._model, CHAT_PATH, body, answer_id)
-                timeout = progress_timeout_s(request, self._timeout_s)
+                timeout = progress_timeout_s(request, self._config.request_timeout)
                 with api_failures(), dialect_field_names(translation.names, foreign=True):
                     async with self._api.post(CHAT_PATH, body, request.id, timeout) as upstream:
                         call.waited = time.perf_counter() - call.started

@@ -25,6 +25,7 @@ from areal.services.http.service import Handler, Service, json_response
 from areal.services.inference.data_proxy.sessions import CallRecorders
 from areal.services.inference.engines.base import Dialect
 from areal.wire.bodies import RegisterExternal
+from areal.wire.processes import DataProxyConfig
 
 if TYPE_CHECKING:  # without registered models, a data proxy starts without importing a client of external APIs
     import aiohttp
@@ -62,9 +63,7 @@ class ExternalModel:
     handlers: Mapping[str, Handler]
 
 
-def open_external(
-    registered: ExternalRegistration, recorders: CallRecorders, max_body_bytes: int, timeout_s: float
-) -> ExternalModel:
+def open_external(registered: ExternalRegistration, recorders: CallRecorders, config: DataProxyConfig) -> ExternalModel:
     """Open the API of an external model. Raises UrlError."""
     from areal.services.inference.data_proxy.external import ExternalCalls, external_handlers
     from areal.services.inference.engines.external import ExternalApi, open_checked_session
@@ -72,30 +71,26 @@ def open_external(
     url, dialect = registered.parsed_url, Dialect(registered.api)
     http = open_checked_session(url, allow_private=registered.allow_private)
     api = ExternalApi(http, url, registered.model, registered.api_key, dialect)
-    calls = ExternalCalls(registered.name, api, recorders, max_body_bytes=max_body_bytes, timeout_s=timeout_s)
+    calls = ExternalCalls(registered.name, api, recorders, config)
     return ExternalModel(registered, http, api, external_handlers(calls, dialect))
 
 
+@dataclass(eq=False)
 class ExternalModels:
-    """The external models of a data proxy, and the routes that register them. ``own``: the name of the data proxy's own
-    model. ``file``: stores registrations across restarts."""
+    """The external models of a data proxy, and the routes that register them. ``_file``: stores registrations across
+    restarts."""
 
-    def __init__(
-        self, own: str, recorders: CallRecorders, *, max_body_bytes: int, timeout_s: float, file: Path | None
-    ) -> None:
-        self.own = own
-        self._recorders = recorders
-        self._max_body_bytes = max_body_bytes
-        self._timeout_s = timeout_s
-        self._file = file
-        self._served: dict[str, ExternalModel] = {}
-        self._sessions = contextlib.AsyncExitStack()
-        self._lock = asyncio.Lock()
+    _config: DataProxyConfig
+    _recorders: CallRecorders
+    _file: Path | None
+    _served: dict[str, ExternalModel] = field(default_factory=dict, init=False)
+    _sessions: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack, init=False)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     @property
     def names(self) -> list[str]:
         """The names of all served models."""
-        return [self.own, *self._served]
+        return [self._config.model, *self._served]
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/register_model", self.register, Access.ADMIN)
@@ -108,7 +103,7 @@ class ExternalModels:
         async def handle(request: Request) -> AnyResponse:
             if not self._served:
                 return await own(request)
-            name = decode_object(await request.read(self._max_body_bytes)).get("model")
+            name = decode_object(await request.read(self._config.max_body_bytes)).get("model")
             served = self._served.get(name) if isinstance(name, str) else None
             return await (served.handlers[path] if served is not None else own)(request)
 
@@ -118,9 +113,9 @@ class ExternalModels:
         """Register an external model; its API must respond and accept the key. With ``dry_run`` the model is only
         checked. Raises 400, 409, 502, 507."""
         body = await read_body(request, RegisterExternal, _BODY_BYTES)
-        registered = _registered(body, self.own)
+        registered = _registered(body, self._config.model)
         async with self._lock:
-            served = self._open(registered)
+            served = open_external(registered, self._recorders, self._config)
             why = (await served.api.state()).not_ready
             if why is not None or body.dry_run:
                 await served.http.close()
@@ -154,16 +149,13 @@ class ExternalModels:
                 raise ApiError(507, message, code="store_failed") from error
         self._served = wanted
 
-    def _open(self, registered: ExternalRegistration) -> ExternalModel:
-        """Raise UrlError."""
-        return open_external(registered, self._recorders, self._max_body_bytes, self._timeout_s)
-
     @contextlib.asynccontextmanager
     async def _living(self) -> AsyncIterator[None]:
         async with self._sessions:
             for registered in await asyncio.to_thread(_read, self._file):
                 try:
-                    served = self._served[registered.name] = self._open(registered)
+                    served = open_external(registered, self._recorders, self._config)
+                    self._served[registered.name] = served
                 except ValueError as error:
                     _log.error("the external model %s is no longer served: %s", registered.name, error)
                 else:

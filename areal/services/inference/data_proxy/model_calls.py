@@ -14,7 +14,6 @@ from areal.services.http.messages import AnyResponse, Request, Response, decode_
 from areal.services.http.service import SECONDS, TOKEN_SECONDS, Handler, Metrics, json_response
 from areal.services.inference.data_proxy import anthropic, responses
 from areal.services.inference.data_proxy.control import EngineControl
-from areal.services.inference.data_proxy.engine_watch import EngineWatch
 from areal.services.inference.data_proxy.fields import Fields, check_logprobs, dialect_field_names
 from areal.services.inference.data_proxy.generation import (
     CallTimer,
@@ -189,42 +188,29 @@ Parse = Callable[[Fields], ParsedRequest]
 """Parses a request body. Raises 400 naming the field."""
 
 
+@dataclass(eq=False)
 class ModelCalls:
     """The handlers of the model routes. The state of the engine is read at each call: it reports its limits and
     adapters only once it is up."""
 
-    def __init__(
-        self,
-        config: DataProxyConfig,
-        codec: TextCodec,
-        parsers: Parsers,
-        generator: Generator,
-        capabilities: Capabilities,
-        recorders: CallRecorders,
-        metrics: TokenMetrics,
-        control: EngineControl,
-        watch: EngineWatch,
-    ) -> None:
-        self._model = config.model
-        self._max_body_bytes = config.max_body_bytes
-        self._timeout_s = config.request_timeout
-        self._codec = codec
-        self._pool = CodecPool(config.tokenizer_threads)
-        self._parsers = parsers
-        self._generator = generator
-        self._capabilities = capabilities
-        self._recorders = recorders
-        self._metrics = metrics
-        self._control = control
-        self._watch = watch
-        self._most_context = config.max_model_len
-        self.tokens_in_flight = 0
+    _config: DataProxyConfig
+    _codec: TextCodec
+    _parsers: Parsers
+    _generator: Generator
+    _capabilities: Capabilities
+    _recorders: CallRecorders
+    _metrics: TokenMetrics
+    _control: EngineControl
+    tokens_in_flight: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._pool = CodecPool(self._config.tokenizer_threads)
 
     @property
     def max_model_len(self) -> int | None:
         """The smaller of the data proxy's and the engine's context length: a call that the engine would truncate is
         refused here."""
-        limits = [length for length in (self._most_context, self._watch.state.max_model_len) if length]
+        limits = [length for length in (self._config.max_model_len, self._control.watch.state.max_model_len) if length]
         return min(limits, default=self._codec.max_positions)
 
     def handlers(self) -> dict[str, Handler]:
@@ -243,7 +229,7 @@ class ModelCalls:
         """Respond with the length of a prompt in tokens; nothing is generated."""
         self._control.check_serving()
         self._recorders.authenticate(request.headers)
-        body = await request.read(self._max_body_bytes)
+        body = await request.read(self._config.max_body_bytes)
 
         def parse(fields: Fields) -> ParsedRequest:
             return self._translated(anthropic.translate(fields, self._template_uses, counting=True), "msg_")
@@ -282,7 +268,7 @@ class ModelCalls:
 
     def _parse(self, data: dict[str, object], parse: Parse) -> ParsedRequest:
         fields = Fields(data)
-        adapter = adapter_of(fields.text("model"), self._model, self._watch.state.adapters)
+        adapter = adapter_of(fields.text("model"), self._config.model, self._control.watch.state.adapters)
         parsed = parse(fields)
         return parsed if adapter is None else replace(parsed, generation=replace(parsed.generation, adapter=adapter))
 
@@ -310,7 +296,7 @@ class ModelCalls:
     async def _answer(self, request: Request, parse: Parse) -> AnyResponse:
         self._control.check_serving()
         caller = self._recorders.authenticate(request.headers)
-        body = await request.read(self._max_body_bytes)
+        body = await request.read(self._config.max_body_bytes)
         timer = CallTimer(time.perf_counter())
         parsed = self._parse(decode_object(body), parse)
         async with self._recorders.open(caller, request.headers, body) as recorder:
@@ -338,7 +324,7 @@ class ModelCalls:
         state = self._state(generation, prompts, recorder.answer_id(parsed.id_prefix), int(time.time()))
         if (scored := generation.scored) is not None:
             state.scores = await self._generator.scores(prompts, scored, generation.adapter)
-        timeout_s, seeds = progress_timeout_s(request, self._timeout_s), None
+        timeout_s, seeds = progress_timeout_s(request, self._config.request_timeout), None
         if sampling.seed is None:
             seeds = generation.default_seeds or recorder.seeds(prompts)
         call = GenerationCall(
@@ -397,7 +383,7 @@ class ModelCalls:
             choices.append(Choice(index, codec.stream(skip_special=skip, shown=shown), options.stops, reader))
         return ResponseState(
             answer_id=answer_id,
-            model=f"{self._model}:{generation.adapter}" if generation.adapter else self._model,
+            model=f"{self._config.model}:{generation.adapter}" if generation.adapter else self._config.model,
             codec=codec,
             options=options,
             prompts=prompts,

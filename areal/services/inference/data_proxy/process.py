@@ -142,7 +142,6 @@ def _token_engine(config: DataProxyConfig) -> Build:
             recorders,
             TokenMetrics(service.metrics),
             control,
-            watch,
         )
         control.add_to(service)
         service.add_lifespan(lambda: background("engine-control", control.run))
@@ -173,7 +172,7 @@ def _external(config: DataProxyConfig) -> Build:
     @contextlib.asynccontextmanager
     async def build(options: ServeOptions, store: TrajectoryStore | None) -> AsyncIterator[Service]:
         recorders = CallRecorders(store, options.key)
-        external = open_external(wanted, recorders, config.max_body_bytes, config.request_timeout)
+        external = open_external(wanted, recorders, config)
         watch = EngineWatch(external.api.state, period_s=_EXTERNAL_PERIOD_S)
 
         def details() -> dict[str, object]:
@@ -241,17 +240,12 @@ def _add_model_routes(
 ) -> ExternalModels:
     """Add the model routes, and with a store the session routes. Return the external models."""
     uid = os.environ.get(RUN_UID)
-    models = ExternalModels(
-        config.model,
-        recorders,
-        max_body_bytes=config.max_body_bytes,
-        timeout_s=config.request_timeout,
-        file=store.root / f"{uid}{REGISTRATIONS}" if store is not None and uid else None,
-    )
+    file = store.root / f"{uid}{REGISTRATIONS}" if store is not None and uid else None
+    models = ExternalModels(config, recorders, file)
 
     def check_name(name: str | None) -> None:
         if name not in models.names:
-            adapter_of(name, models.own, adapters())
+            adapter_of(name, config.model, adapters())
 
     if store is not None:
         JournalRoutes(store).add_to(service)

@@ -14,6 +14,7 @@ from areal.services.inference.engines.base import (
     EngineDelta,
     EngineFailed,
     EngineState,
+    EngineUnavailable,
     FinishReason,
     PromptLogprobs,
 )
@@ -102,7 +103,10 @@ class EmbeddedClient(EngineClient):
         await self._command("/set_version", {"version": version}, if_missing="this engine keeps no version")
 
     async def version(self) -> int | None:
-        return typed(await self._read("/get_version"), "version", int)
+        status, answer = await self._get("/get_version")
+        if status != 200:
+            raise EngineUnavailable(f"the engine answered {status or 'nothing'} to GET /get_version")
+        return typed(answer, "version", int)
 
     async def load_weights(self, folder: str, version: int) -> None:
         body = {"path": folder, "version": version}

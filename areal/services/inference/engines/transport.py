@@ -434,13 +434,6 @@ class EngineClient(ABC):
             return 0, {}
         return answer.status, answer.object()
 
-    async def _read(self, path: str) -> dict[str, Any]:
-        """Return the JSON object at ``path``. Raises EngineUnavailable unless the status is 200."""
-        status, answer = await self._get(path)
-        if status != 200:
-            raise EngineUnavailable(f"the engine answered {status or 'nothing'} to GET {path}")
-        return answer
-
     def _silent(self, name: str, path: str, status: int) -> str:
         """Return why the engine is not ready, after ``path`` answered ``status``. An engine that does not answer may
         restart with other settings and with its first weights."""

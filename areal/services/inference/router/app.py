@@ -259,15 +259,15 @@ def _read_lease(own: bytes) -> RenewLease:
 _REMOVED_AGAIN_S = 5.0
 
 
+@dataclass(eq=False)
 class RouterRoutes:
-    def __init__(
-        self, registry: WorkerRegistry, prober: Prober, watch: Watch, placing: SessionPlacing, file: DeclaredFile
-    ) -> None:
-        self._file = file
-        self._placing = placing
-        self._registry = registry
-        self._prober = prober
-        self._watch = watch
+    _registry: WorkerRegistry
+    _prober: Prober
+    _watch: Watch
+    _placing: SessionPlacing
+    _file: DeclaredFile
+
+    def __post_init__(self) -> None:
         self._picker = Picker()
         self._scraped = RegisteredTargets()
         self._listed: dict[str, tuple[Sequence[WorkerRecord], list[WorkerEntry], dict[str, WorkerRecord]]] = {}
