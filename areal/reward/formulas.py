@@ -23,6 +23,8 @@ ONE = Fraction(1)
 _DEEPEST, _LONGEST, _MOST_BITS, _MOST_TERMS, _MOST_STEPS = 48, 1500, 70_000, 2_000, 30_000
 _SAME = Fraction(1, 10**40)
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", "⌊": "⌋", "⌈": "⌉", "|": "|"}
+_PRODUCT = 3
+_BINDING = {"over": 1, "choose": 1, "+": 2, "-": 2, "*": 3, "/": 3, "^": 4, "!": 5, "%": 5, "°": 5}
 _BINDERS = ("sum", "prod", "int", "lim")
 _STARTS = frozenset(("(", "[", "{", "⌊", "⌈", "frac", "binom", "sqrt", *_BINDERS))
 _CONSTANTS = frozenset(("pi", "e", "i", "∞"))
@@ -126,9 +128,9 @@ def _rows(matrix: str) -> list[list[Formula]]:
     return [[tokens(cell) for cell in row.split("&")] for row in matrix.split(r"\\") if row.strip()]
 
 
-class _Parser:
-    """A recursive-descent parser, from the lowest precedence to the highest: ``_sum``, ``_product``, ``_raised``,
-    ``_atom``. ``divisors`` has each value by which another one was divided."""
+class _Reader:
+    """Computes a value by operator precedence while it reads the tokens. ``divisors`` has each value by which another
+    one was divided."""
 
     def __init__(self, formula: Formula, point: Mapping[str, object], unit: Any, steps: Iterator[int]) -> None:
         if len(formula) > _LONGEST:
@@ -139,7 +141,7 @@ class _Parser:
         self.divisors: list[Any] = []
 
     def whole(self) -> Any:
-        value = self._with_over(self._sum())
+        value = self._value()
         if self._at < len(self._tokens) - 1:
             raise NotAFormula
         return value
@@ -157,67 +159,54 @@ class _Parser:
         self._at += 1
         return self._tokens[self._at - 1].text
 
-    def _sum(self) -> Any:
-        value = self._signed(self._product)
-        while self._is("+", "-"):
-            value = _combined(add, value, self._signed(self._product))
-        return value
+    def _starts(self) -> bool:
+        return self._next.kind in "nsfmv" or self._next.text in _STARTS or (self._is("|") and not self._bars)
 
-    def _signed(self, part: Callable[[], Any]) -> Any:
-        sign = 1
+    def _value(self, least: int = 0) -> Any:
+        """Return the value of the operators that bind more strongly than ``least``; factors side by side are a
+        product."""
+        sign = ONE
         while self._is("+", "-"):
             sign *= -1 if self._take() == "-" else 1
-        return part() if sign > 0 else _combined(mul, Fraction(-1), part())
-
-    def _product(self) -> Any:
-        value = self._raised()
+        value = self._atom() if sign > 0 else _combined(mul, sign, self._value(_PRODUCT))
         while True:
-            if self._is("*", "/"):
-                is_product = self._take() == "*"
-                factor = self._signed(self._raised)
-                while not is_product and self._next[::2] == ("s", False) and self._tokens[self._at - 1].kind == "s":
-                    factor = _combined(mul, factor, self._raised())  # t/RC
-                value = _combined(mul, value, factor) if is_product else self._divided(value, factor)
-            elif self._starts():
-                if self._next.kind == self._tokens[self._at - 1].kind == "n":
-                    raise NotAFormula
-                value = _combined(mul, value, self._raised())
-            else:
+            binding = _BINDING.get(self._next.text, 0) if self._next.kind == "o" else 0
+            if max(binding, _PRODUCT * (not binding and self._starts())) <= least:
                 return value
+            if self._next.kind == self._tokens[self._at - 1].kind == "n":
+                raise NotAFormula
+            value = self._with(value, self._take() if binding and not self._is("+", "-") else "+" * bool(binding))
+
+    def _with(self, value: Any, operator: str) -> Any:
+        if operator == "+":
+            return _combined(add, value, self._value(_PRODUCT - 1))
+        if operator == "!":
+            return _factorial(value)
+        if operator in ("%", "°"):
+            return _combined(mul, value, self._unit)
+        if operator == "^":
+            self._depth += 1  # of 9^9^9
+            value = _power(value, self._bracketed() if self._is("{") else self._value(_PRODUCT))
+            self._depth -= 1
+            return value
+        if operator in ("over", "choose"):
+            return (self._divided if operator == "over" else _binomial)(value, self._value(1))
+        factor = self._value(_PRODUCT)
+        while operator == "/" and self._next[::2] == ("s", False) and self._tokens[self._at - 1].kind == "s":
+            factor = _combined(mul, factor, self._value(_PRODUCT))  # t/RC
+        return self._divided(value, factor) if operator == "/" else _combined(mul, value, factor)
 
     def _divided(self, value: Any, by: Any) -> Any:
         self.divisors.append(by)
         return _combined(mul, value, 1 / by)
 
-    def _starts(self) -> bool:
-        return self._next.kind in "nsfmv" or self._next.text in _STARTS or (self._is("|") and not self._bars)
-
-    def _raised(self) -> Any:
-        value = self._postfixed(self._atom())
-        if self._is("^"):
-            self._take()
-            self._depth += 1  # of 9^9^9
-            value = _power(value, self._bracketed() if self._is("{") else self._signed(self._raised))
-            self._depth -= 1
-        return self._postfixed(value)
-
-    def _postfixed(self, value: Any) -> Any:
-        while self._is("!", "%", "°"):
-            value = _factorial(value) if self._take() == "!" else _combined(mul, value, self._unit)
-        return value
-
     def _bracketed(self) -> Any:
         opening = self._take(*_CLOSING)
         bars, self._bars = self._bars, opening == "|"
-        value = self._with_over(self._sum())
+        value = self._value()
         self._take(_CLOSING[opening])
         self._bars = bars
         return value
-
-    def _with_over(self, value: Any) -> Any:
-        if not self._is("over", "choose"):
-            return value
-        return (self._divided if self._take() == "over" else _binomial)(value, self._sum())
 
     def _argument(self) -> Any:
         """Return the argument of a LaTeX command: in braces, or one digit, letter or command."""
@@ -231,15 +220,14 @@ class _Parser:
         self._depth += 1
         if self._depth > _DEEPEST or next(self._steps) > _MOST_STEPS:  # sums of sums
             raise NotAFormula
-        text = self._next.text
-        value = self._bracketed() if self._is(*_CLOSING) else self._plain(*self._tokens[self._at][:2])
+        kind, text = self._next[:2]
+        value = self._bracketed() if self._is(*_CLOSING) else self._plain(kind, self._take())
         self._depth -= 1
         if text == "|":
             return _determinant(value) if isinstance(value, tuple) else abs(value)
         return Fraction(int(math.floor(value) if text == "⌊" else math.ceil(value))) if text in ("⌊", "⌈") else value
 
     def _plain(self, kind: str, text: str) -> Any:
-        self._take()
         if kind == "n":
             return self._number(Fraction(text))
         if kind == "s" and text in self._point:
@@ -247,10 +235,10 @@ class _Parser:
         if text in _CONSTANTS:
             return {"pi": _mp().pi, "e": _mp().e, "i": _mp().j, "∞": _mp().inf}[text] * 1
         if kind == "f":
-            return self._function(text)
+            return self._variadic(text) if text in _VARIADIC else self._function(text)
         if kind in "mv":
             inner = (self._point, ONE, self._steps)
-            matrix = tuple(tuple(_Parser(each, *inner).whole() for each in row) for row in _rows(text))
+            matrix = tuple(tuple(_Reader(each, *inner).whole() for each in row) for row in _rows(text))
             return matrix if kind == "m" else _determinant(matrix)
         if text.startswith("unit "):
             axes = "ijk" if any(each.text == "unit k" for each in self._tokens) else "ij"
@@ -268,7 +256,7 @@ class _Parser:
         r"""Return a number, perhaps a mixed one: ``2\frac34`` or ``2 3/4``."""
         start, tail = self._at, self._tokens[self._at : self._at + 3]
         if value.denominator == 1 and self._is("frac"):
-            part = self._plain("o", "frac")
+            part = self._plain("o", self._take())
             if all(each.kind == "n" or each.text in "{}" for each in self._tokens[start + 1 : self._at]):
                 return value + part
             self._at = start
@@ -283,17 +271,15 @@ class _Parser:
             if self._take() == "_":
                 base = self._argument()
             else:
-                power = self._signed(self._argument)
-        if name in _VARIADIC:
-            return self._variadic(name)
+                power = -self._argument() if self._is("-") and self._take() else self._argument()
         outer = self._unit
         self._unit = _mp().pi / 180 if name in ("sin", "cos", "tan", "cot", "sec", "csc") else outer
         if self._is("(", "{", "["):
             argument = self._bracketed()
         else:
-            argument = self._signed(self._raised)
+            argument = self._value(_PRODUCT)
             while self._starts() and self._next.kind != "f" and not self._is("(", "["):
-                argument = _combined(mul, argument, self._raised())
+                argument = _combined(mul, argument, self._value(_PRODUCT))
         self._unit = outer
         if power == -1:
             return _applied("arc" + name, argument)
@@ -303,10 +289,10 @@ class _Parser:
 
     def _variadic(self, name: str) -> Fraction:
         closing = _CLOSING[self._take("(", "{", r"\{")]
-        parts = [self._sum()]
+        parts = [self._value()]
         while self._is(","):
             self._take()
-            parts.append(self._sum())
+            parts.append(self._value())
         self._take(closing)
         if name in ("gcd", "lcm"):
             parts = [int(each) for each in parts if each.denominator == 1]
@@ -320,7 +306,7 @@ class _Parser:
             if self._is("{") and self._tokens[self._at + 2].text in ("=", "→"):
                 variable = self._tokens[self._at + 1].text
                 self._at += 3
-                limits.append(self._sum())
+                limits.append(self._value())
                 self._take("}")
             else:
                 limits.append(self._argument())
@@ -331,7 +317,7 @@ class _Parser:
 
         def body(value: Any) -> Any:
             self._at, self._point[variable] = start, value
-            return self._product() if name != "int" else inexact(self._sum())
+            return self._value(_PRODUCT - 1) if name != "int" else inexact(self._value())
 
         if name == "lim":
             return _mp().limit(lambda x: inexact(body(x)), inexact(limits[0]))
@@ -360,7 +346,7 @@ def names_in(*formulas: Formula) -> set[str]:
 @lru_cache(maxsize=4096)
 def _read(formula: Formula, point: tuple[tuple[str, Any], ...], unit: Any) -> tuple[Any, Any]:
     try:
-        reader = _Parser(formula, dict(point), unit, itertools.count())
+        reader = _Reader(formula, dict(point), unit, itertools.count())
         value = reader.whole()
         return value.real if is_real(value) else value, reduce(lambda a, b: _combined(mul, a, b), reader.divisors, ONE)
     except (ArithmeticError, ValueError, TypeError, AttributeError) as error:
