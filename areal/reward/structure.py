@@ -76,6 +76,7 @@ _CLOSING = frozenset(_PAIRS.values())
 _RELATIONS = words_in("= < > ≤ ≥ ≠ ≈ ∈ ≡ ∼ cong")
 _REVERSED = {">": "<", "≥": "≤"}
 _BOTH = frozenset("±∓")
+_SIGNS = ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"})
 _SCALAR = words_in("{ } - * / frac sqrt")
 _DEEPEST, _MOST_ITEMS = 12, 64
 
@@ -177,7 +178,7 @@ def _read(found: Formula) -> Node:
     is_list = set(separators) != {"and"} or (parts[0][-1:] and parts[0][-1].text == ")") or not has_kind(found, "n")
     if set(separators) == {","} and has_kind(parts[0], "n") and not any(has_kind(part, "nsfmvo") for part in parts[1:]):
         return quantity(tuple(each for each in found if each.text != ","))  # 5 N, to the left
-    if separators and (is_list or all(map(_is_mathematics, parts))):
+    if separators and (is_list or all(has_kind(each, "snfm") or _RELATIONS & {*texts_of(each)} for each in parts)):
         is_joined = "and" in separators
         return _group("and" if is_joined else ",", [each for each in parts if each] if is_joined else parts)
     signs = _BOTH & set(texts_of(found))
@@ -200,17 +201,12 @@ def _read(found: Formula) -> Node:
     return quantity(found)
 
 
-def _is_mathematics(found: Formula) -> bool:
-    is_symbol = len(found) <= 3 and has_kind(found, "s")
-    return is_symbol or has_kind(found, "nfm") or bool(_RELATIONS & set(texts_of(found)))
-
-
 def _both_signs(found: Formula) -> Group:
     """Return the values for both signs; of a point, the signs of each coordinate are its own."""
-    signs, texts = ({"±": "+", "∓": "-"}, {"±": "-", "∓": "+"}), texts_of(found)
-    start = next(i for i, text in enumerate(texts) if text in _BOTH)
-    end = texts.index(",", start) if "," in texts[start:] else len(found)
-    changed = ([each._replace(text=sign.get(each.text, each.text)) for each in found[:end]] for sign in signs)
+    texts = texts_of(found)
+    start = min(texts.index(each) for each in _BOTH & {*texts})
+    end = next((i for i, text in enumerate(texts) if i > start and text == ","), len(found))
+    changed = ([each._replace(text=signs.get(each.text, each.text)) for each in found[:end]] for signs in _SIGNS)
     return _group(",", [(*each, *found[end:]) for each in changed])
 
 
@@ -222,19 +218,13 @@ def _group(brackets: str, parts: Sequence[Formula]) -> Group:
         if isinstance(last, Relation) and last.operators == ("≠",) and isinstance(node, Quantity):
             node = Relation((last.sides[0], part), ("≠",))  # x ≠ 1, 2
         is_list = isinstance(node, Group) and node.brackets in LISTS and brackets in ("{}", *LISTS, "or")
-        others = node.items[1:] if isinstance(node, Group) and is_list else ()  # of 0, ±2, and of 1, 2 or 3
-        is_one_kind = brackets == "or" and all(_is_another(node, each) for each in others)
-        is_flat = others and (is_one_kind or _BOTH & set(texts_of(part)))
-        nodes += node.items if isinstance(node, Group) and is_flat else [node]
+        items = node.items if isinstance(node, Group) and is_list else ()  # of 0, ±2, and of 1, 2 or 3
+        is_one_name = len({each.name for each in items if isinstance(each, Relation)}) == 1  # x = 1, 2
+        is_one_kind = brackets == "or" and all(isinstance(each, Quantity) or is_one_name for each in items[1:])
+        nodes += items if items[1:] and (is_one_kind or _BOTH & {*texts_of(part)}) else [node]
         if len(nodes) > _MOST_ITEMS:
             raise NotAFormula
     return Group(brackets, tuple(nodes))
-
-
-def _is_another(group: Node, item: Node) -> bool:
-    """Return whether an item of a list is one more value of its first one: ``x = 1, 2`` and ``x = 1, x = 2``."""
-    names = {each.name for each in getattr(group, "items", ()) if isinstance(each, Relation)}
-    return isinstance(item, Quantity) or (isinstance(item, Relation) and bool(item.values) and len(names) == 1)
 
 
 def _condition(inner: Formula) -> Formula | None:
@@ -252,7 +242,7 @@ def _bracketed(brackets: str, inner: Formula) -> Node:
         return node if isinstance(node, Relation) and node.values else Group("|", (node,))
     parts, _ = _split(inner, ",", ";")
     if len(parts) == 1 and brackets != "{}":
-        return _read(inner) if {",", ";", *_RELATIONS} & set(texts_of(inner)) else quantity(inner)
+        return _read(inner)
     if (brackets[0] == "[" and "∞" in texts_of(parts[0])) or (brackets[1] == "]" and "∞" in texts_of(parts[-1])):
         raise NotAFormula
     return _group(brackets, parts if parts != [()] else [])
@@ -343,9 +333,9 @@ def _sum_of(found: Formula) -> Quantity | None:
     numbers, units = kept[::2], kept[1::2]
     if len(units) < 2 or len(numbers) != len(units) or {each.kind for each in numbers} != {"n"}:
         return None
-    measures = [measure(each.text) for each in units if each.kind == "w"]
-    sizes = [each[0] for each in measures if each]
-    if len({each and each[1] for each in measures}) > 1 or len(sizes) < len(units) or sizes != sorted(set(sizes))[::-1]:
+    measures = [each for unit in units if unit.kind == "w" and (each := measure(unit.text))]
+    sizes = [size for size, _ in measures]
+    if len({bases for _, bases in measures}) != 1 or len(sizes) < len(units) or sizes != sorted(set(sizes))[::-1]:
         return None
     total = sum(Fraction(each.text) * size for each, size in zip(numbers, sizes, strict=True))
     unit = 0 if units[0].text == "dollar" else -1
