@@ -44,21 +44,15 @@ def same(answer: Node | None, right: Node | None) -> bool:
     """Return whether the answer equals the right one."""
     if answer is None or right is None:
         return False
+    if isinstance(answer, Quantity) and isinstance(right, Quantity):
+        return _same_quantity(answer, right)
     if "otherwise" in (_plain(answer), _plain(right)):  # the last condition of a function by cases
-        return any(isinstance(each, Relation) for each in (answer, right)) or _plain(answer) == _plain(right)
+        return any(isinstance(each, Relation) for each in (answer, right))
     names, others = _assignments(answer), _assignments(right)
     if names and others:
         return names.keys() == others.keys() and all(same(names[each], others[each]) for each in names)
     if isinstance(answer, Group) and isinstance(right, Group) and (names or others):
-        brackets, unnamed = (right.brackets, right) if names else (answer.brackets, answer)
-        stems = {name.partition("_")[0] for name in names or others or ()}
-        if sum(isinstance(each, Relation) for each in unnamed.items) > 1:  # y = 1, y = 2
-            if stems != {getattr(each, "name", "") for each in unnamed.items}:
-                return False
-            brackets = ","
-        return brackets in ("()", *LISTS) and same(_values(answer, names, brackets), _values(right, others, brackets))
-    if isinstance(answer, Quantity) and isinstance(right, Quantity):
-        return _same_quantity(answer, right)
+        return _same_values_of(names or others or {}, right if names else answer)
     if isinstance(answer, Relation) and isinstance(right, Relation):
         return _same_relation(answer, right)
     if isinstance(answer, Relation) and answer.values:
@@ -69,22 +63,22 @@ def same(answer: Node | None, right: Node | None) -> bool:
         return True
     if isinstance(answer, Quantity) == isinstance(right, Quantity) or "∅" in _plain(answer) + _plain(right):
         return _same_region(answer, right)
-    if isinstance(answer, Group) and isinstance(right, Quantity):
-        if answer.brackets == "or":
-            return all(same(each, right) for each in answer.items)
-        if answer.brackets in LISTS and _plain(answer.items[0]) in _TRUTH_VALUES:  # yes, it is true
-            return same(answer.items[0], right) or (_plain(answer.items[0]) == "yes" and same(answer.items[1], right))
-    if isinstance(right, Group) and right.brackets in LISTS and _plain(right.items[0]) in _TRUTH_VALUES:
-        return same(answer, right.items[0]) and len(right.items) == 2 and not is_number(right.items[1])
     group, other = (answer, right) if isinstance(answer, Group) else (right, answer)
-    if isinstance(group, Group) and isinstance(other, Quantity):
-        is_like = group is answer or {"/", "frac"} & {*texts_of(other.formula)}
-        if group.brackets == ":" and len(group.items) == 2 and is_like and _plain(group.items[1])[:1] != "0":
-            return _is_proportional(group.items, (other, quantity((Token("n", "1"),))))
-        items = [each.formula for each in group.items if isinstance(each, Quantity)]
-        is_vector = group.brackets in ("()", "[]") and len(items) == len(group.items)
-        return is_vector and formulas.same_items(items, other.formula)
-    return False
+    if not isinstance(group, Group) or not isinstance(other, Quantity):
+        return False
+    if group.brackets == "or":
+        return group is answer and all(same(each, right) for each in group.items)
+    if group.brackets in LISTS and _plain(group.items[0]) in _TRUTH_VALUES:  # yes, it is true
+        verdict, reason = group.items[:2]
+        if group is answer and _plain(verdict) == "yes" and same(reason, right):
+            return True
+        return same(verdict, other) and (group is answer or not is_number(reason))
+    is_like = group is answer or {"/", "frac"} & {*texts_of(other.formula)}
+    if group.brackets == ":" and len(group.items) == 2 and is_like and _plain(group.items[1])[:1] != "0":
+        return _is_proportional(group.items, (other, quantity((Token("n", "1"),))))
+    items = [each.formula for each in group.items if isinstance(each, Quantity)]
+    is_vector = group.brackets in ("()", "[]") and len(items) == len(group.items)
+    return is_vector and formulas.same_items(items, other.formula)
 
 
 def is_number(node: Node | None) -> bool:
@@ -131,15 +125,15 @@ def _same_group(answer: Group, right: Group) -> bool:
     first, second = _items(answer), _items(right)
     if brackets == {":"}:
         return len(first) == len(second) and _is_proportional(first, second)
-    if brackets & _ORDERED:
+    are_truths = all(_plain(each) in _TRUTH_VALUES for each in first)
+    if brackets & _ORDERED or are_truths:
         is_like = len(brackets) == 1 or brackets == {"()", ","} or (len(first) > 2 and brackets <= {"()", "[]", ","})
-        return is_like and len(first) == len(second) and all(map(same, first, second))
+        return (is_like or are_truths) and len(first) == len(second) and all(map(same, first, second))
     cut = min(len(first), len(second)) - 1
     if cut > 2 and _plain(first[-1]) == _plain(second[-1]) == "…":  # 1, 3, 5, ...
         first, second = first[:cut], second[:cut]
-    if all(_plain(each) in _TRUTH_VALUES for each in first):
-        return len(first) == len(second) and all(map(same, first, second))
-    if brackets == {"{}"} and _has_rest(first) != _has_rest(second) and not _is_whole([*first, *second]):
+    ends = [[_plain(each.items[-1]) for each in items if isinstance(each, Group)] for items in (first, second)]
+    if ("otherwise" in ends[0]) != ("otherwise" in ends[1]) and not _is_whole([*first, *second]):
         return False
     is_condition = any(isinstance(each, Relation) and not each.values for each in first)
     is_condition |= all(isinstance(each, Quantity) and not has_kind(each.formula, "nfm") for each in first)
@@ -153,19 +147,14 @@ def _same_group(answer: Group, right: Group) -> bool:
     return not second
 
 
-def _has_rest(cases: Sequence[Node]) -> bool:
-    return any(isinstance(each, Group) and _plain(each.items[-1]) == "otherwise" for each in cases)
-
-
 def _is_whole(cases: Sequence[Node]) -> bool:
     """Return whether each real number meets a condition of ``cases``, as it must where one is ``otherwise``."""
     conditions = [each.items[-1] for each in cases if isinstance(each, Group) and _plain(each.items[-1]) != "otherwise"]
-    names = set[str]().union(*map(_unknowns, conditions))
     try:
-        found = [any(_contains(each, x, True) for each in conditions) for x in _probes(*conditions)]
+        is_whole = all(any(_contains(each, x, True) for each in conditions) for x in _probes(*conditions))
+        return is_whole or bool(set("kmn").intersection(*map(_unknowns, conditions)))
     except NotAFormula:
         return True
-    return bool(names & set("kmn")) or (len(names) == 1 and all(found))
 
 
 def _is_proportional(first: Sequence[Node], second: Sequence[Node]) -> bool:
@@ -184,13 +173,17 @@ def _items(group: Group) -> list[Node]:
     return [each for i, each in enumerate(items) if not any(same(each, one) for one in items[:i])]
 
 
-def _values(group: Group, names: dict[str, Node] | None, brackets: str) -> Group:
-    """Return the values of ``x = 2, y = 3`` as the tuple ``(2, 3)``, in the order of their names; those of ``x_1``,
-    ``x_2`` as a list, whose order is free."""
-    if not names:
-        return group
-    is_one_name = brackets in LISTS and len({name.partition("_")[0] for name in names}) == 1
-    return Group("," if is_one_name else "()", tuple(names[name] for name in sorted(names)))
+def _same_values_of(names: dict[str, Node], other: Group) -> bool:
+    """Return whether a group has the values of ``x = 2, y = 3``, as a tuple in the order of the names; those of
+    ``x_1``, ``x_2`` in any order in a list."""
+    stems, brackets = {name.partition("_")[0] for name in names}, other.brackets
+    if sum(isinstance(each, Relation) for each in other.items) > 1:  # y = 1, y = 2
+        if stems != {getattr(each, "name", "") for each in other.items}:
+            return False
+        brackets = ","
+    is_list = brackets in LISTS and len(stems) == 1
+    values = Group("," if is_list else "()", tuple(names[name] for name in sorted(names)))
+    return brackets in ("()", *LISTS) and same(values, other)
 
 
 def _assignments(group: Node) -> dict[str, Node] | None:
@@ -209,7 +202,7 @@ def _same_relation(answer: Relation, right: Relation) -> bool:
     if answer.values and right.values:
         one, other = (re.sub(r"\([a-z]\)\Z", "", each.name.casefold()) for each in (answer, right))
         calls = [re.fullmatch(r"(.+)\(([a-z])\)", each.name) for each in (answer, right)]
-        if calls[0] and calls[1] and calls[0][1] == calls[1][1] and calls[0][2] != calls[1][2]:  # f(n) and f(x)
+        if calls[0] and calls[1] and calls[0][1] == calls[1][1]:  # f(n) and f(x)
             value = _with_symbol(answer.sides[-1], calls[0][2], "argument")
             return same(structure(value), structure(_with_symbol(right.sides[-1], calls[1][2], "argument")))
         described = [has_kind(each.sides[0], "w") for each in (answer, right)]
