@@ -432,7 +432,7 @@ def _contains(node: Node, x: Any, is_condition: bool = False) -> bool:
     if brackets == "∖":
         return found[0] and not found[1]
     is_every = brackets == "∩" or (brackets in LISTS and all(isinstance(each, Relation) for each in items))
-    if brackets == ":" or (brackets in ("or", *LISTS) and not is_every and sum(found) > 1):  # x > 3 or x > 4
+    if brackets in ("or", *LISTS) and not is_every and sum(found) > 1:  # x > 3 or x > 4
         raise NotAFormula
     return all(found) if is_every else any(found)
 
@@ -448,16 +448,12 @@ def _satisfies(node: Relation, x: Any, is_condition: bool) -> bool:
         is_alone = any("".join(texts_of(side)) in (name, f"|{name}|") for side in pair) and not all(map(names_in, pair))
         if not is_condition and not is_alone:
             raise NotAFormula
-    values: list[Any] = []
-    for side in node.sides:
-        try:
-            values.append(value_of(side, {name: x}))
-        except NotAFormula:
-            if not names_in(side):
-                raise
-            return False
-    if not all(map(is_real, values)):
-        if any(not names_in(side) and not is_real(value) for side, value in zip(node.sides, values, strict=True)):
-            raise NotAFormula
+    if any(not names_in(side) and _real(Quantity("", side)) is None for side in node.sides):
+        raise NotAFormula
+    try:
+        values = [value_of(side, {name: x}) for side in node.sides]
+    except NotAFormula:  # 1/x at 0
         return False
-    return all(map(lambda how, a, b: _COMPARED[how](a, b), node.operators, values, values[1:]))
+    return all(map(is_real, values)) and all(
+        _COMPARED[how](*pair) for how, pair in zip(node.operators, itertools.pairwise(values), strict=True)
+    )
