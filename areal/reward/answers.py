@@ -29,11 +29,12 @@ _STATED = re.compile(
     r"|(?:故|应|题|，)选择?(?:选项)?|【?答案】?[是为选]?)[\s:：*\"“]*(?=[^\s.!?*])"
     r"|(?:(?<!not )(?<!n't )\b(?:choose|pick|select|go(?:ing)? with|answer|is|must be|corresponds?\sto|matches|gives"
     r"|yields|leaves|leaving|[Ii]t['’]s|[Ss]o)\s+"
-    r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?|,\s(?:answer\s)?(?:option|choice)\s)"
+    r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?|,\s(?:i\.e\.,?\s)?(?:answer\s)?(?:option|choice)\s)"
     r"(?=(?:\W|\\(?:text|math)\w*){0,6}[A-J]\b\W*(?:$|[.:\n]|because\b|since\b))"
     r"|(?<![A-J], )(?<!\), )(?<!or )(?<!and )(?<!that )(?<!ment )"
     r"(?=\(?\b[A-J]\b(?:\W{0,4}(?:which\s)?|\)?,[^,.\n]{1,40},\s)(?:is|as)"
     r"(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|closest|nearest|answer)\b)"
+    r"|(?<![Nn]ot )\b[Oo]nly\s(?:option\s|choice\s)?(?=\(?[A-J]\)?\s(?:works|fits|holds|matches|satisfies|is)\b)"
     r"|(?=\([A-J]\)\sit\sis\b)"
 )
 _REJECTED = re.compile(  # before "but", and at the end of a sentence
@@ -95,15 +96,19 @@ _PREDICATE = re.compile(
     re.DOTALL,
 )
 _TRUTH = re.compile(r"(Yes|No)[,.](?=\s+(?:it|this|that|they|there|the)\b(?:[^\d$]|\^\d)*\Z)")
-_THUS = re.compile(r"(?i)\A(?:thus|therefore|hence|so|then|finally|in conclusion|(?:most )?likely|probably),?\s+")
+_THUS = re.compile(
+    r"(?i)\A(?:(?:thus|therefore|hence|so|then|finally|in conclusion|(?:most )?likely|probably),?\s+)?"
+    r"(?:(?:we (?:find|see|conclude|get|know|deduce)|it follows|this (?:means|shows|implies)) that )?"
+)
 _WINDOW = 80
 _MEASURED = (
     r"(?:h(?:(?:ou)?rs?)?|min(?:ute)?s?|sec(?:ond)?s?|days?|weeks?|f(?:ee|oo)?t|inch(?:es)?|yards?|dollars?"
     r"|cents?|pounds?|ounces?)"
 )
-_IN_FORMULA = rf"\\[A-Za-z]+|\b(?:and|or|ln|sin|cos|tan|log|exp)\b|(?<=\d) {_MEASURED}\b|(?<=\d) to (?=\d)"
+_ALL_BUT = r"\ball (?:the )?(?:real|numbers?|reals)(?: numbers?)?(?: \$?[a-z]\$?)? (?:except|other than)\b"
+_IN_FORMULA = rf"\\[A-Za-z]+|\b(?:and|or|ln|sin|cos|tan|log|exp)\b|(?<=\d) {_MEASURED}\b|(?<=\d) to (?=\d)|{_ALL_BUT}"
 _WORD = re.compile(r"(?:[^\W\d_]{2}|\bi\.e\.)[^\s]*[^\w$\\(\[{|<>=+√-]*")
-_COMBINED = re.compile(r"[,(\[{<>^]|\\|\d[a-z]|\b(?:and|or|to|ln)\b|=.*[A-Za-z]")
+_COMBINED = re.compile(r"[,(\[{<>^]|\\|\d[a-z]|\b(?:and|or|to|ln|all)\b|=.*[A-Za-z]")
 _AMOUNTS = re.compile(rf"(?<![\d.,])(?:\d+ {_MEASURED}(?:,| and|, and)? )+\d+ {_MEASURED}\b")
 _MONTH, _DAY = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*", r"\d{1,2}(?:st|nd|rd|th)?"
 _DATE = re.compile(rf"\b(?:{_MONTH}\.?\s{_DAY}|{_DAY}\s{_MONTH})(?:,?\s\d{{4}})?\b")
@@ -201,7 +206,7 @@ def _formula_at_end(sentence: str) -> str | None:
     words = _WORD.finditer(re.sub(_IN_FORMULA, lambda each: "0" * len(each[0]), text))
     last = max((each.end() for each in words), default=0)
     formula = _SUM.split(text[last:])[-1].strip(" *.!=")
-    is_number = re.search(r"(?:\A|=)[\s\\$]*[-\d.,]+\Z", formula) and not re.search(r",\s|\b(?:and|or)\b", formula)
+    is_number = re.search(r"(?:\A|=)[\s\\$]*[-\d.,]+\Z", formula) and not re.search(r",\s|\b(?:and|or|all)\b", formula)
     is_number = is_number or ("=" in formula and not re.search("[A-Za-z]", formula))
     is_whole = re.match(r"[^\s<>/+)]", formula) and _COMBINED.search(formula) and not is_number
     return None if not is_whole or _DATE.search(text) or _DOUBT_BEFORE.search(text[:last]) else formula

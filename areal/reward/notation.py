@@ -79,7 +79,7 @@ _REWRITES = r"""
 立方([千厘毫]?米) => \1^3@
 \\{{text}}\{abs\}\s*\(([^()]*)\) => |\1|
 \\?(?:{{text}}\{\s*cis\s*\}|cis\b)\s*(?:\(([^()]*)\)|([^\s(]\S*)) => (\\cos(\1\2)+i\\sin(\1\2))
-(?i:\A\W*(?:text\W*)?(?:all\s+)?(?:real\s+)?(?:reals|numbers?)\s+(?:\$?\w\$?\s+)?except)[\s}]*(.+?)\Z => {{reals}}\1\\}
+\A\W*(?:text\W*)?{{all but}}[\s}$]*(?:[a-z]\s*(?:=|\\ne)\s*)?(.+?)\Z => {{reals}}\1\\}
 \b(\d+)\s+(?:\\text\{\s*)?to\s*\}?\s+(\d+)\b => \1:\2
 \b(\d+)\s+(?:\\text\{\s*)?(?:in|out\s+of)\s*\}?\s+(\d+)\b => \1/\2
 \(\s*((?:\\approx|or\b)[^()]*)\) => \1
@@ -94,6 +94,7 @@ _REWRITES = r"""
 _PATTERNS = {
     "th": "(?:st|nd|rd|th)",
     "text": "(?:text(?:rm|bf|it)?|mathrm|operatorname)",
+    "all but": r"(?i:(?:all\s+)?(?:real\s+)?(?:reals|numbers?)\s+(?:\$?\w\$?\s+)?(?:except|other\s+than)(?:\s+for)?)",
     "reals": r"(-\\infty,\\infty)\\setminus\\{",
 }
 
@@ -265,10 +266,9 @@ def _based(match: re.Match[str]) -> str:
 
 
 def _date(match: re.Match[str]) -> str:
-    first, second, third = (int(each) for each in match.groups() if each)
-    year, month, day = (third, second, first) if 12 < first < 32 else (third, first, second)
-    if first > 31:
-        year, month, day = first, second, third
+    year, month, day = (int(match[i] or match[j]) for i, j in ((1, 6), (2, 4), (3, 5)))
+    if match[4] and month > 12:
+        month, day = day, month
     return rf"{day} \text{{ {_MONTHS[month - 1]} }} {year}" if 0 < month < 13 else match[0]
 
 

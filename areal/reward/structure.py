@@ -26,8 +26,8 @@ _QUANTIFIERS = words_in(
     a for where with"""
 )
 _PHRASES = {
-    r"none|(?:there (?:are|is|exists?) )?no (?:\w+ )?(?:solution|value|number|root|integer|function|pair|triple)"
-    r"(?: exists?)?": r"\emptyset",
+    r"none|(?:(?:there (?:are|is|exists?)|(?:the|this) \w+ (?:has|have)) )?"
+    r"no (?:\w+ )?(?:solution|value|number|root|integer|function|pair|triple)(?: exists?)?": r"\emptyset",
     "(?:the )?empty set": r"\emptyset",
     r"(?:the set of )?all (?:the )?reals?(?: number)?(?: [a-z])?": r"(-\infty,\infty)",
     r"(?:the \w+ )?(?:dne|does? not exist|not defined)": r"\text{undefined}",
@@ -220,8 +220,9 @@ def _group(brackets: str, parts: Sequence[Formula]) -> Group:
         is_list = isinstance(node, Group) and node.brackets in LISTS and brackets in ("{}", *LISTS, "or")
         items = node.items if isinstance(node, Group) and is_list else ()  # of 0, ±2, and of 1, 2 or 3
         is_one_name = len({each.name for each in items if isinstance(each, Relation)}) == 1  # x = 1, 2
-        is_one_kind = brackets == "or" and all(isinstance(each, Quantity) or is_one_name for each in items[1:])
-        nodes += items if items[1:] and (is_one_kind or _BOTH & {*texts_of(part)}) else [node]
+        is_flat = brackets == "{}" or bool(_BOTH & {*texts_of(part)})
+        is_flat |= brackets == "or" and all(isinstance(each, Quantity) or is_one_name for each in items[1:])
+        nodes += items if items[1:] and is_flat else [node]
         if len(nodes) > _MOST_ITEMS:
             raise NotAFormula
     return Group(brackets, tuple(nodes))
