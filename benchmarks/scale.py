@@ -42,7 +42,7 @@ sys.path.insert(0, str(ROOT))
 from areal.http.client import HttpReply
 from areal.http.headers import Headers
 from areal.reconcilers.desired import Target, Wanted, target_for
-from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
+from areal.reconcilers.observe import Observed, ObservedRun, Seen
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
@@ -61,7 +61,7 @@ from areal.state.home import Home
 from areal.state.objects import ObjectStore
 from areal.state.records import Layer, StoredObject
 from areal.wire.bodies import RenewLease, RouteCall
-from areal.wire.routing import Changes, GatewayLimits, Readiness, Snapshot
+from areal.wire.routing import Changes, GatewayLimits, ModelEntry, Readiness, Snapshot, WorkerEntry
 from benchmarks.reporting import header, publish, table
 
 SIZES = (1_000, 3_000, 10_000)
@@ -114,7 +114,7 @@ class Fleet:
         router = running(self.service, "router", 0, "http://10.255.0.1:20001", "head")
         gateway = running(self.service, "gateway", 0, "http://10.255.0.1:8080", "head", routerUrl=router.url)
         self.runs: dict[str, tuple[ObservedRun, ...]] = {SERVICE: (router, gateway)}
-        routes: dict[str, tuple[tuple[str, str, str], ...]] = {}
+        routes: dict[str, ModelEntry] = {}
         number = 0
         for item, count in zip(self.models, counts, strict=True):
             pairs = []
@@ -126,8 +126,8 @@ class Fleet:
                 number += 2
             self.runs[str(item.ref)] = tuple(sorted(pairs, key=lambda run: run.uid))
             proxies = (run for run in pairs if run.state.spec.component == "data-proxy")
-            routes[item.name] = tuple((run.uid, run.url, "ready") for run in proxies)
-        self.routes = RouteTable(routes, "auto", LIMITS, synced=True)
+            routes[item.name] = ModelEntry(item.name, tuple(WorkerEntry(run.uid, run.url) for run in proxies))
+        self.routes = Snapshot("epoch", 1, True, "auto", LIMITS, routes)
 
     def observed(self, lost: str = "") -> Observed:
         """With the processes of the node ``lost`` dead."""
@@ -282,15 +282,16 @@ def record_home(folder: Path, size: int, url: str, scheduler: Mapping[str, Any] 
         os.close(runs.create(spec))
         shim = {"machine_id": "m", "boot_id": "b", "pid_namespace": "n", "pid": 99, "start_ticks": 1, "session_id": 99}
         records.write_json(runs.folder(run.uid), records.ID, shim, durable=False)
-        child = {"state": "running", "pid": 100, "started_at": 1.0, "restarts": 0, "last_exit": None}
+        child = {"state": "running", "pid": 100, "start_ticks": 1, "started_at": 1.0, "restarts": 0, "last_exit": None}
         records.write_json(runs.folder(run.uid), records.CHILD, child, durable=False)
         nodes[run.uid] = run.state.node
     workers = [
-        {"id": worker, "addr": f"{url}/{addr.rpartition('://')[2]}", "state": state}
-        for worker, addr, state in fleet.routes.models["model-000"]
+        {"id": worker.id, "addr": f"{url}/{worker.addr.rpartition('://')[2]}", "state": worker.state}
+        for worker in fleet.routes.models["model-000"].workers
     ]
     readiness = asdict(Readiness())
-    told = {"models": {"model-000": {"workers": workers, "readiness": readiness}}, "synced": True}
+    models = {"model-000": {"workers": workers, "readiness": readiness}}
+    told = {"epoch": "epoch", "serial": 1, "models": models, "synced": True}
     (folder / "table.json").write_text(json.dumps({**told, "strategy": "auto", "limits": fleet.routes.limits}))
     return nodes
 

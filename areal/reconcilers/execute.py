@@ -69,7 +69,7 @@ from areal.state.records import StoredObject, new_uid
 from areal.wire.agents import ConfigureSessions
 from areal.wire.bodies import ConfigureRouter, ModelWorker, NameWorker, RegisterModel, RemoveModel
 from areal.wire.fields import write_fields
-from areal.wire.routing import DRAINING, READY
+from areal.wire.routing import DRAINING, READY, Snapshot
 
 PARALLEL_OPS = 32
 _INTERRUPT_POLL_S = 0.2
@@ -491,8 +491,8 @@ def settle(context: EffectContext, op: Op[SettleRoutes], number: int) -> None:
             status, answer = context.admin(service, context.url(op, context.run_of(service, "router"))).get("/table")
         except OSError:
             return True
-        models = answer.get("models", {}) if status == 200 and isinstance(answer, dict) else {}
-        return any(worker["state"] not in (READY, DRAINING) for worker in models.get(name, {}).get("workers", ()))
+        entry = Snapshot.from_json(answer).models.get(name) if status == 200 else None
+        return entry is not None and any(worker.state not in (READY, DRAINING) for worker in entry.workers)
 
     until = time.monotonic() + ROUTED_S
     while not op.args.trainer and is_unrouted() and time.monotonic() < until:

@@ -26,7 +26,7 @@ from areal.state.home import read_key
 from areal.state.records import StoredObject
 
 if TYPE_CHECKING:
-    from areal.wire.routing import Readiness
+    from areal.wire.routing import Snapshot
 
 
 class Seen(StrEnum):
@@ -98,24 +98,12 @@ class ObservedRun:
 
 
 @dataclass(frozen=True)
-class RouteTable:
-    """The router's table. ``models`` maps a model to its workers' (id, address, state), ``readiness`` to their probe
-    settings."""
-
-    models: Mapping[str, tuple[tuple[str, str, str], ...]] = field(default_factory=dict)
-    strategy: str = ""
-    limits: Mapping[str, Any] = field(default_factory=dict)
-    synced: bool = False
-    readiness: Mapping[str, Readiness] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Observed:
     """The observed state. ``runs``: by owner, in the order of their uids. ``routes``: by service, its table or a
     sentence why it could not be read; no entry without a router."""
 
     runs: Mapping[str, tuple[ObservedRun, ...]] = field(default_factory=dict)
-    routes: Mapping[str, RouteTable | str] = field(default_factory=dict)
+    routes: Mapping[str, Snapshot | str] = field(default_factory=dict)
     capacity: Capacity = field(default_factory=Capacity)
 
     def of(self, ref: str, component: str | None = None, replica: int | None = None) -> tuple[ObservedRun, ...]:
@@ -316,7 +304,7 @@ def _probed(state: RunState, answer: ProbeResponse | ProbeFailed) -> tuple[Seen,
     return Seen.NOT_READY, f"GET {path} answers {answer.status}" + (f" ({reason})" if reason else "")
 
 
-def _table(router: RunState, answer: ProbeResponse | ProbeFailed, has_key: bool) -> RouteTable | str:
+def _table(router: RunState, answer: ProbeResponse | ProbeFailed, has_key: bool) -> Snapshot | str:
     """Return the router's table, or why it could not be read. ``has_key``: whether the key file could be read."""
     why = f"{router.spec.owner} router/0: its table cannot be read: "
     if isinstance(answer, ProbeFailed):
@@ -329,19 +317,9 @@ def _table(router: RunState, answer: ProbeResponse | ProbeFailed, has_key: bool)
         return f"{why}the key in {file} cannot be read; put it back, or make it readable"
     if answer.status != 200 or not data:
         return f"{why}GET /table answers {answer.status}"
-    models = {
-        model: tuple((w["id"], w["addr"], w["state"]) for w in entry.get("workers", ()))
-        for model, entry in data.get("models", {}).items()
-    }
-    from areal.wire.fields import read_fields
-    from areal.wire.routing import Readiness  # imported where a table is read: `get` of jobs has none
+    from areal.wire.routing import Snapshot  # imported where a table is read: `get` of jobs has none
 
-    readiness = {
-        model: read_fields(Readiness, entry["readiness"], lenient=True)
-        for model, entry in data.get("models", {}).items()
-        if "readiness" in entry
-    }
-    return RouteTable(models, data.get("strategy", ""), data.get("limits", {}), bool(data.get("synced")), readiness)
+    return Snapshot.from_json(data)
 
 
 # Phases, best first: Ready, Suspended, Progressing, Recorded, Degraded, Failed, Unknown; for a job: Pending, Queued,
@@ -469,21 +447,22 @@ def routed_health(
 ) -> Health:
     """Health of ``count`` replicas, each with these ``components``; the last component is behind the router of
     ``owner``, which knows the object as ``name``. ``recorded``: whether the owner is."""
-    table = seen.routes.get(owner)
-    workers = table.models.get(name, ()) if isinstance(table, RouteTable) else ()
-    picked = {uid for uid, _, state in workers if state == "ready"}
+    found = seen.routes.get(owner)
+    table, why = (None, found) if found is None or isinstance(found, str) else (found, "")
+    entry = table.models.get(name) if table is not None else None
+    picked = {worker.id for worker in entry.workers if worker.state == "ready"} if entry is not None else set()
     slots = [[best_run(seen, ref, component, index) for component in components] for index in range(count)]
     best = [run for slot in slots for run in slot]
     serving = [index for index, slot in enumerate(slots) if all(map(serves, slot))]
     sent = {run.replica for run in seen.of(ref) if serves(run) and run.uid in picked}
     routed = [index for index in serving if index in sent]
     if len(serving) < count:
-        ready = routed if isinstance(table, RouteTable) else serving
+        ready = routed if table is not None else serving
         return judge(len(ready), count, best, external=len(components) == 1)
     if not recorded:
         return Health("Degraded", 0, count, "NoService", f"{owner} is not recorded")
-    if not isinstance(table, RouteTable):
-        return _unseen_routes(owner, "router", best_run(seen, owner, "router"), table, count)
+    if table is None:
+        return _unseen_routes(owner, "router", best_run(seen, owner, "router"), why, count)
     if len(routed) < count:
         message = f"{len(routed)} of {count} ready replicas get requests; areal reconcile routes them"
         return Health("Degraded" if routed else "Progressing", len(routed), count, "NotRouted", message)

@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds.agent_plan import session_settings
 from areal.reconcilers.kinds.model_plan import replica_count
-from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
+from areal.reconcilers.observe import ObservedRun, Seen
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
 from areal.resources.validation import effective
 from areal.runtime.backends.base import Phase
 from areal.state.records import StoredObject
+from areal.wire.routing import DEFAULT_READINESS, Readiness
 from tests.reconcilers.simulator import Relay, Simulation, answers
-from tests.reconcilers.worlds import LIMITS, SERVICE, changed, created, run, service, stored
+from tests.reconcilers.worlds import SERVICE, changed, created, run, service, snapshot, stored
 
 MODELS = ("alpha", "beta")
 AGENTS = "AgentService/tau"
@@ -288,7 +289,8 @@ def _routed_by(draw: st.DrawFn, world: Simulation, home: str) -> None:
     synced = draw(st.booleans())
     if any(answers(one) for one in world.of(home, "router")):
         strategy = draw(st.sampled_from(["auto", "round_robin"]))
-        world.tables[home] = RouteTable(known, strategy, LIMITS, synced)
+        readiness = Readiness(period_seconds=5.0) if home == AGENTS else DEFAULT_READINESS
+        world.tables[home] = snapshot(known, strategy, synced=synced, readiness=readiness)
         if draw(st.integers(0, 15)) == 0:
             world.unreadable = frozenset({home, *world.unreadable})
     for gate in filter(answers, world.of(home, "gateway")):

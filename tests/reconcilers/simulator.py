@@ -22,12 +22,13 @@ from areal.reconcilers.kinds import host_of
 from areal.reconcilers.kinds.agent_plan import session_settings
 from areal.reconcilers.kinds.service_plan import inference_inputs
 from areal.reconcilers.launch import Slot
-from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
+from areal.reconcilers.observe import Observed, ObservedRun, Seen
 from areal.reconcilers.plan import AtRouter, Op, Plan, Report, StartRun, Verb
 from areal.resources.validation import effective
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
 from areal.state.records import StoredObject
 from areal.wire.fields import write_fields
+from areal.wire.routing import ModelEntry, Snapshot, WorkerEntry
 from tests.reconcilers.worlds import gpus_of
 
 Pick = Callable[[Sequence[Op[Any]]], Op[Any]]
@@ -48,8 +49,8 @@ class Relay:
     def router_gone(self) -> None:
         self.inherited = self.view
 
-    def follow(self, table: RouteTable) -> None:
-        incoming = {model: {uid: state for uid, _, state in workers} for model, workers in table.models.items()}
+    def follow(self, table: Snapshot) -> None:
+        incoming = {model: {each.id: each.state for each in entry.workers} for model, entry in table.models.items()}
         if table.synced:
             self.view, self.inherited = incoming, {}
             return
@@ -77,7 +78,7 @@ class Ports:
 class Simulation:
     stored: dict[str, StoredObject]
     runs: dict[str, ObservedRun]
-    tables: dict[str, RouteTable]
+    tables: dict[str, Snapshot]
     relays: dict[str, Relay]
     free_gpus: int
     unreadable: frozenset[str] = frozenset()  # services whose table cannot be read
@@ -105,7 +106,7 @@ class Simulation:
         for uid in sorted(self.runs):
             owner = self.runs[uid].state.spec.owner
             grouped[owner] = (*grouped.get(owner, ()), self.runs[uid])
-        routes: dict[str, RouteTable | str] = {}
+        routes: dict[str, Snapshot | str] = {}
         for service, table in self.tables.items():
             if any(answers(run) for run in self.of(service, "router")):
                 routes[service] = "cannot be read" if service in self.unreadable else table
@@ -367,7 +368,7 @@ class _Hands:
             require(any(one.url == url for one in routers), f"{run.uid} waits for a router at {url}, where none is")
         self._put(replace(run, state=replace(run.state, phase=Phase.RUNNING), seen=Seen.READY))
         if component == "router" and service not in self.world.tables:
-            self.world.tables[service] = RouteTable({}, "auto", {}, synced=False)
+            self.world.tables[service] = Snapshot("epoch", 1)
             self._publish(service)
         if component == "gateway":
             relay = self.world.relays.setdefault(run.uid, Relay())
@@ -422,7 +423,7 @@ class _Hands:
     def do_route(self, op: Op[Any]) -> None:
         service, table = self._table(op)
         model = op.ref.partition("/")[2]
-        known = {uid: state for uid, _, state in table.models.get(model, ())}
+        known = {each.id: each.state for each in table.models[model].workers} if model in table.models else {}
         workers = []
         for symbol in op.runs:
             uid = self.uid(symbol)
@@ -431,11 +432,11 @@ class _Hands:
             may_join = uid in known or answers(run)
             require(may_join, f"{uid} is routed before it is ready")
             require(run.may_live, f"{uid} is routed and does not live")
-            workers.append((uid, run.url, "cordoned" if symbol in op.args.cordoned else "ready"))
-        lost = [uid for uid in known if uid not in {w[0] for w in workers} and self._is_unknown(uid)]
+            workers.append(WorkerEntry(uid, run.url, "cordoned" if symbol in op.args.cordoned else "ready"))
+        lost = [uid for uid in known if uid not in {each.id for each in workers} and self._is_unknown(uid)]
         require(not lost, f"{lost} cannot be seen and must be left in the table")
-        readiness = {**table.readiness, model: op.args.readiness}
-        self._set(service, replace(table, models={**table.models, model: tuple(workers)}, readiness=readiness))
+        entry = ModelEntry(model, tuple(workers), readiness=op.args.readiness)
+        self._set(service, replace(table, models={**table.models, model: entry}))
 
     def _is_unknown(self, uid: str) -> bool:
         return uid in self.world.runs and self.world.runs[uid].state.phase is Phase.UNKNOWN
@@ -443,16 +444,20 @@ class _Hands:
     def do_unroute(self, op: Op[Any]) -> None:
         service, table = self._table(op)
         name = op.args.model or op.ref.partition("/")[2]
-        require(not any(self._is_unknown(w[0]) for w in table.models.get(name, ())), "it has workers out of sight")
+        workers = table.models[name].workers if name in table.models else ()
+        require(not any(self._is_unknown(each.id) for each in workers), "it has workers out of sight")
         kept = {k: v for k, v in table.models.items() if k != name}
-        self._set(service, replace(table, models={**kept, **({name: ()} if op.args.declared else {})}))
+        self._set(service, replace(table, models={**kept, **({name: ModelEntry(name)} if op.args.declared else {})}))
 
     def do_drain(self, op: Op[Any]) -> None:
         service, table = self._table(op)
         run = self.get(op.run)
+
+        def drained(worker: WorkerEntry) -> WorkerEntry:
+            return replace(worker, state="draining") if worker.id == run.uid else worker
+
         models = {
-            name: tuple((uid, url, "draining" if uid == run.uid else state) for uid, url, state in workers)
-            for name, workers in table.models.items()
+            name: replace(entry, workers=tuple(map(drained, entry.workers))) for name, entry in table.models.items()
         }
         self._set(service, replace(table, models=models))
         self.drained.add(run.uid)
@@ -481,13 +486,13 @@ class _Hands:
         for symbol in op.runs:
             require(answers(self.get(symbol)), f"{symbol} does not answer")
 
-    def _table(self, op: Op[Any]) -> tuple[str, RouteTable]:
+    def _table(self, op: Op[Any]) -> tuple[str, Snapshot]:
         at = op.args if isinstance(op.args, AtRouter) else AtRouter(op.ref, op.run)
         service, router = at.service, self.get(at.router)
         require(answers(router), f"router {router.uid} does not answer")
         return service, self.world.tables[service]
 
-    def _set(self, service: str, table: RouteTable) -> None:
+    def _set(self, service: str, table: Snapshot) -> None:
         self.world.tables[service] = table
         self._publish(service)
 

@@ -22,7 +22,6 @@ from areal.reconcilers.observe import (
     Health,
     Observed,
     ObservedRun,
-    RouteTable,
     Seen,
     conditions_of,
     notice_of,
@@ -36,8 +35,21 @@ from areal.runtime.backends.base import LastExit, Phase, RestartPolicy
 from areal.state.home import Home
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
+from areal.wire.routing import Snapshot
 from tests.reconcilers.kinds.test_job_plan import DONE, FAILED, JOB, STOPPED, driver
-from tests.reconcilers.worlds import MODEL, SERVICE, assess, front, model, replica, service, steady, table, world
+from tests.reconcilers.worlds import (
+    MODEL,
+    SERVICE,
+    assess,
+    front,
+    model,
+    replica,
+    service,
+    snapshot,
+    steady,
+    table,
+    world,
+)
 from tests.runtime.support import python, run_spec, until
 
 
@@ -122,13 +134,13 @@ def test_unready_model_names_responsible_process(
     [
         (None, "Unknown", "RouterNotReady"),
         ("its table cannot be read: timeout", "Unknown", "RouterNotReady"),
-        (RouteTable(), "Progressing", "NotRouted"),
-        (RouteTable({"qwen": (("qwen-data-proxy-0", "", "dead"),)}), "Progressing", "NotRouted"),
-        (RouteTable({"qwen": (("qwen-data-proxy-0", "", "draining"),)}), "Progressing", "NotRouted"),
-        (RouteTable({"other": (("qwen-data-proxy-0", "", "ready"),)}), "Progressing", "NotRouted"),
+        (snapshot(), "Progressing", "NotRouted"),
+        (snapshot({"qwen": [("qwen-data-proxy-0", "", "dead")]}), "Progressing", "NotRouted"),
+        (snapshot({"qwen": [("qwen-data-proxy-0", "", "draining")]}), "Progressing", "NotRouted"),
+        (snapshot({"other": [("qwen-data-proxy-0", "", "ready")]}), "Progressing", "NotRouted"),
     ],
 )
-def test_unrouted_model_is_not_ready(routes: RouteTable | str | None, phase: str, reason: str) -> None:
+def test_unrouted_model_is_not_ready(routes: Snapshot | str | None, phase: str, reason: str) -> None:
     _, _, observed = steady()
     found = health(replace(observed, routes={} if routes is None else {SERVICE: routes}))
     assert (found.phase, found.reason) == (phase, reason)
@@ -177,7 +189,7 @@ def test_ready_requires_every_requested_part_to_answer(data: st.DataObject, coun
 
     runs = {ref: otherwise(items) for ref, items in observed.runs.items()}
     workers = tuple((f"qwen-data-proxy-{index}", "", data.draw(_STATES)) for index in range(count))
-    tables: list[dict[str, RouteTable | str]] = [{}, {SERVICE: "unreadable"}, {SERVICE: RouteTable({"qwen": workers})}]
+    tables: list[dict[str, Snapshot | str]] = [{}, {SERVICE: "unreadable"}, {SERVICE: snapshot({"qwen": workers})}]
     routes = data.draw(st.sampled_from(tables))
     world_now = Observed(runs, routes)
     answering = {
@@ -187,7 +199,7 @@ def test_ready_requires_every_requested_part_to_answer(data: st.DataObject, coun
         if run.state.phase is Phase.RUNNING and run.seen is Seen.READY
     }
     routed = (
-        {uid for uid, _, state in workers if state == "ready"} if isinstance(routes.get(SERVICE), RouteTable) else set()
+        {uid for uid, _, state in workers if state == "ready"} if isinstance(routes.get(SERVICE), Snapshot) else set()
     )
     needed = {f"qwen-{name}-{index}" for name in ("engine", "data-proxy") for index in range(count)}
     whole = needed | {"default-gateway-0"} <= answering and {n for n in needed if "proxy" in n} <= routed

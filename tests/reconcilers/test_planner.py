@@ -11,7 +11,7 @@ import pytest
 from areal.errors import Conflict, NoCapacity
 from areal.reconcilers.desired import Target, deletions, with_layer
 from areal.reconcilers.kinds.model_plan import ENGINE_FIELDS, PROXY_FIELDS
-from areal.reconcilers.observe import Observed, RouteTable
+from areal.reconcilers.observe import Observed
 from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Op, Plan, StartRun, StopRun, Verb
 from areal.reconcilers.planner import make_plan
@@ -118,7 +118,7 @@ def test_plan_after_killed_router_does_not_touch_engines() -> None:
 
 def test_plan_for_emptied_router_reports_route_missing() -> None:
     home, item, observed = steady()
-    empty = replace(observed, routes={SERVICE: RouteTable({}, "auto", table({}).limits, synced=False)})
+    empty = replace(observed, routes={SERVICE: table({}, synced=False)})
     plan = plan_of(unchanged(home), unchanged(item), observed=empty)
     assert [drift.kind for drift in plan.drift] == ["route-missing"]
     assert verbs(plan) == ["route routes", "synced router", "visible routes"]
@@ -300,9 +300,6 @@ def test_plan_of_hot_setting_configures_router_without_restart() -> None:
 def test_plan_of_readiness_probe_configures_router_only() -> None:
     home, item, observed = steady()
     told = Readiness(period_seconds=1.0, timeout_seconds=2.0, failure_threshold=3, success_threshold=2)
-    tables = observed.routes[SERVICE]
-    assert isinstance(tables, RouteTable)
-    observed = replace(observed, routes={SERVICE: replace(tables, readiness={"qwen": told})})
     assert plan_of(unchanged(home), unchanged(item), observed=observed).is_empty
     target = changed(item, {**item.spec, "probes": {"readiness": {"failureThreshold": 5}}})
     plan = plan_of(unchanged(home), target, observed=observed)

@@ -145,8 +145,8 @@ def assert_replicas(world: Simulation, ref: str, home: str, parts: Sequence[str]
     assert sorted(map(slot, live)) == sorted(f"{part}/{index}" for part in parts for index in range(count))
     assert all(answers(run) and world.engine_answers(run) for run in live)
     if home in world.tables:
-        models = world.tables[home].models
-        routed = {uid for uid, _, state in models.get(ref.partition("/")[2], ()) if state == "ready"}
+        entry = world.tables[home].models.get(ref.partition("/")[2])
+        routed = {each.id for each in entry.workers if each.state == "ready"} if entry is not None else set()
         assert routed == {run.uid for run in live if run.state.spec.component == "data-proxy"}
     return live
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import starmap
+from types import MappingProxyType
 from typing import Any
 
 from areal.reconcilers.desired import Target, Wanted, target_for
 from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.kinds.model_plan import gpus_per_replica
-from areal.reconcilers.observe import Health, Observed, ObservedRun, RouteTable, Seen
+from areal.reconcilers.observe import Health, Observed, ObservedRun, Seen
 from areal.resources.validation import effective
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
 from areal.state.records import Layer, StoredObject
+from areal.wire.routing import DEFAULT_READINESS, ModelEntry, Readiness, Snapshot, WorkerEntry
 
 SERVICE = "InferenceService/default"
 MODEL = "Model/qwen"
@@ -96,13 +99,29 @@ def front(item: StoredObject) -> list[ObservedRun]:
     return [router, run(item, "gateway", routerUrl=router.url)]
 
 
-def table(routes: Mapping[str, Sequence[ObservedRun]], *, synced: bool = True) -> RouteTable:
-    models = {name: tuple((r.uid, r.url, "ready") for r in runs) for name, runs in routes.items()}
-    return RouteTable(models, "auto", LIMITS, synced=synced)
+def table(
+    routes: Mapping[str, Sequence[ObservedRun]], *, synced: bool = True, readiness: Readiness = DEFAULT_READINESS
+) -> Snapshot:
+    workers = {name: [(r.uid, r.url, "ready") for r in runs] for name, runs in routes.items()}
+    return snapshot(workers, synced=synced, readiness=readiness)
+
+
+def snapshot(
+    workers: Mapping[str, Iterable[tuple[str, str, str]]] = MappingProxyType({}),
+    strategy: str = "auto",
+    *,
+    synced: bool = True,
+    readiness: Readiness = DEFAULT_READINESS,
+) -> Snapshot:
+    """A router's table. ``workers``: id, address and state of each, by model."""
+    models = {
+        name: ModelEntry(name, tuple(starmap(WorkerEntry, each)), readiness=readiness) for name, each in workers.items()
+    }
+    return Snapshot("epoch", 1, synced, strategy, LIMITS, models)
 
 
 def world(
-    runs: Sequence[ObservedRun], routes: RouteTable | str | None = None, gpus: int = 0, service: str = SERVICE
+    runs: Sequence[ObservedRun], routes: Snapshot | str | None = None, gpus: int = 0, service: str = SERVICE
 ) -> Observed:
     grouped: dict[str, tuple[ObservedRun, ...]] = {}
     for item in runs:

@@ -21,9 +21,10 @@ from areal.reconcilers.kinds.replicas import (
     not_replaced,
     with_callers,
 )
-from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
+from areal.reconcilers.observe import ObservedRun, Seen
 from areal.reconcilers.plan import FEWER_REPLICAS, Drift, SettleRoutes, SoakRuns, Verb
 from areal.reconcilers.planning import Action, stoppable, unseen
+from areal.wire.routing import Snapshot
 
 
 def replace_all(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
@@ -237,9 +238,8 @@ def _lost_routes(work: ReplicaWork) -> str:
     if dead:
         message = f"{len(dead)} of {len(work.routed)} replicas are ready, and the router does not hear from them"
         return _note_drift(work, "route-dead", message)
-    table = work.service.table
-    readiness = table.readiness.get(work.name, work.readiness) if isinstance(table, RouteTable) else work.readiness
-    return "" if readiness == work.readiness else "probes.readiness changed"
+    is_current = work.entry is None or work.entry.readiness == work.readiness
+    return "" if is_current else "probes.readiness changed"
 
 
 def _note_drift(work: ReplicaWork, kind: str, message: str) -> str:
@@ -293,8 +293,8 @@ def _remove(work: ReplicaWork, runs: Sequence[ObservedRun], last: tuple[int, ...
 
 def _forget_routes(work: ReplicaWork, last: tuple[int, ...]) -> None:
     """Declare at the router that an object has no replicas, even if its processes ended by themselves."""
-    table = work.service.table
-    if work.count or work.routed or not isinstance(table, RouteTable) or table.models.get(work.name) == ():
+    has_none = work.entry is not None and not work.entry.workers
+    if work.count or work.routed or not isinstance(work.service.table, Snapshot) or has_none:
         return  # runs that cannot be observed are in ``routed``
     if not any(op.verb is Verb.UNROUTE for op in work.build.ops_of(work.ref)):
         work.unroute(_extra_cause(work), last or work.recorded, declared=True)

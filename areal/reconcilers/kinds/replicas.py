@@ -16,7 +16,7 @@ from typing import ClassVar
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import NoCapacity
 from areal.reconcilers.kinds.service_plan import ServiceView
-from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
+from areal.reconcilers.observe import ObservedRun, Seen
 from areal.reconcilers.plan import DrainWorker, RemoveRoutes, SetRoutes, StartRun, Verb
 from areal.reconcilers.planning import (
     Action,
@@ -28,7 +28,7 @@ from areal.reconcilers.planning import (
     unseen,
 )
 from areal.resources.fields import RolloutStrategy
-from areal.wire.routing import Readiness
+from areal.wire.routing import ModelEntry, Readiness, Snapshot
 
 PROXY = "data-proxy"
 
@@ -243,20 +243,22 @@ class ReplicaWork(ObjectWork, ABC):
     def count(self) -> int:
         return 0 if self.suspended else self.declared
 
+    @property
+    def entry(self) -> ModelEntry | None:
+        """The object in the router's table; None if there is no table or the router starts empty."""
+        table = self.service.table
+        return table.models.get(self.name) if isinstance(table, Snapshot) else None
+
     @cached_property
     def known(self) -> Mapping[str, str]:
-        """The data proxies in the router's table, with their states; empty if there is no table or the router starts
-        empty."""
-        table = self.service.table
-        if not isinstance(table, RouteTable):
-            return {}
-        return {worker: state for worker, _, state in table.models.get(self.name, ())}
+        """The data proxies in the router's table, with their states."""
+        return {worker.id: worker.state for worker in self.entry.workers} if self.entry is not None else {}
 
     @property
     def table_lost(self) -> bool:
         """Whether the router was restarted and does not know the object."""
         table = self.service.table
-        if isinstance(table, RouteTable):
+        if isinstance(table, Snapshot):
             return not table.synced and self.name not in table.models
         return table is None and bool(self.service.router)
 

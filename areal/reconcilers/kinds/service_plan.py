@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from areal.dataclasses import dataclass
-from areal.reconcilers.observe import ObservedRun, RouteTable
+from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Drift, RemoveRoutes, StartRun, StopRun, Verb
 from areal.reconcilers.planning import (
     KEY_INPUT,
@@ -34,6 +34,7 @@ from areal.resources.kinds import served_name
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.runtime.backends import LOCAL
 from areal.wire.bodies import ConfigureRouter
+from areal.wire.routing import Snapshot
 
 ROUTER_FIELDS = ("logLevel", "auth", "scheduler", "router")
 GATEWAY_FIELDS = ("gateway", "logLevel", "auth", "scheduler", "inference")
@@ -55,7 +56,7 @@ class ServiceView:
     router_ready: tuple[int, ...] = ()
     synced: tuple[int, ...] = ()
     gateway_ready: tuple[int, ...] = ()
-    table: RouteTable | str | None = None
+    table: Snapshot | str | None = None
     is_deleted: bool = False
     gateway_stopped: tuple[int, ...] = ()
     router_unseen: bool = False
@@ -142,7 +143,7 @@ class ServicePlan(KindPlan, ABC):
 
     def _unroute_undeclared(self, view: ServiceView) -> None:
         """Unroute models of the router's table that no object declares."""
-        if not isinstance(view.table, RouteTable) or view.is_deleted or self.planning.scope.unreadable:
+        if not isinstance(view.table, Snapshot) or view.is_deleted or self.planning.scope.unreadable:
             return  # an unreadable object may declare it
         declared = self.declared(view.ref)
         for name in sorted(view.table.models):

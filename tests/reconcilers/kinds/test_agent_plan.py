@@ -12,7 +12,7 @@ from areal.errors import Conflict
 from areal.reconcilers.desired import Target, with_layer
 from areal.reconcilers.kinds.agent_plan import PROXY_FIELDS, WORKER_FIELDS, session_settings, with_callers_of
 from areal.reconcilers.kinds.service_plan import GATEWAY_FIELDS, ROUTER_FIELDS
-from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
+from areal.reconcilers.observe import Observed, ObservedRun, Seen
 from areal.reconcilers.plan import Plan, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
@@ -38,6 +38,7 @@ from tests.reconcilers.worlds import (
     world,
 )
 
+POLLED = Readiness(period_seconds=5.0)
 REF = "AgentService/tau"
 SPEC = {"agent": "tau.agent:Agent"}
 
@@ -69,7 +70,7 @@ def steady(pairs: int = 1, spec: Mapping[str, Any] | None = None) -> tuple[Store
     item = agents({"pairs": pairs, **(spec or {})})
     runs = [each for index in range(pairs) for each in pair(item, index)]
     proxies = [each for each in runs if each.state.spec.component == "data-proxy"]
-    return item, world([*front(item), *runs], table({"tau": proxies}), service=REF)
+    return item, world([*front(item), *runs], table({"tau": proxies}, readiness=POLLED), service=REF)
 
 
 def test_plan_of_new_service_starts_in_parallel_and_routes_last() -> None:
@@ -137,14 +138,14 @@ def test_plan_after_a_process_was_killed_restarts_only_it(component: str, after:
 
 def test_plan_for_emptied_router_reports_route_missing() -> None:
     item, observed = steady()
-    plan = plan_of(unchanged(item), observed=replace(observed, routes={REF: RouteTable(synced=False)}))
+    plan = plan_of(unchanged(item), observed=replace(observed, routes={REF: table({}, synced=False)}))
     assert [drift.kind for drift in plan.drift] == ["route-missing"]
     assert verbs(plan) == ["route routes", "synced router", "visible routes"]
 
 
 def test_plan_removes_undeclared_route() -> None:
     item, observed = steady()
-    routes = table({"tau": observed.of(REF, "data-proxy"), "stranger": []})
+    routes = table({"tau": observed.of(REF, "data-proxy"), "stranger": []}, readiness=POLLED)
     plan = plan_of(unchanged(item), observed=replace(observed, routes={REF: routes}))
     assert verbs(plan) == ["unroute routes/stranger"]
 
@@ -190,7 +191,7 @@ def test_plan_of_moved_inference_service_keeps_workers() -> None:
         settings=pair(item)[1].settings,
     )
     home = service()
-    routes = {REF: table({"tau": [proxy]}), "InferenceService/default": table({})}
+    routes = {REF: table({"tau": [proxy]}, readiness=POLLED), "InferenceService/default": table({})}
     router = run(item, "router")
     gateway = run(item, "gateway", 0, Phase.RUNNING, Seen.READY, "", routerUrl=router.url, **told)
     observed = replace(world([router, gateway, worker, proxy, *front(home)]), routes=routes)
@@ -263,8 +264,6 @@ def test_plan_of_session_settings_configures_without_restart() -> None:
 
 def test_plan_of_health_period_configures_without_restart() -> None:
     item, observed = steady(1)
-    told = replace(table({"tau": observed.of(REF, "data-proxy")}), readiness={"tau": Readiness(5.0)})
-    observed = replace(observed, routes={REF: told})
     plan = plan_of(changed(item, {**item.spec, "healthPollSeconds": 1.0}), observed=observed)
     assert verbs(plan) == ["record", "route routes", "configure data-proxy/0", "visible routes"]
     route = next(op for op in plan.ops if op.verb is Verb.ROUTE)
