@@ -89,6 +89,9 @@ def template_variables(chat: Chat, given: Mapping[str, Any] | None) -> dict[str,
 def prompt_tokens(tokenizer: Any, messages: object, tools: object = None, **variables: Any) -> list[int]:
     """Return the tokens of the prompt of a chat. Raises UsageFault, and ConversationError naming message and field."""
     conversation = normalise(messages, tools)
+    last = len(conversation.messages) - 1
+    if conversation.messages[last]["role"] == "assistant":
+        raise ConversationError(f"messages[{last}].role", "is 'assistant': a prompt ends with the message to answer")
     return chat_of(tokenizer, bool(conversation.tools)).prompt(conversation, **variables)
 
 

@@ -100,6 +100,14 @@ def test_prompt_length_counts_the_tools(tmp_path: Path, tokenizers: Any) -> None
         get_custom_dataset(path=file, tokenizer=tokenizer, max_length=size - 1)
 
 
+def test_prompt_that_ends_with_its_answer_is_refused(tmp_path: Path, tokenizers: Any) -> None:
+    tokenizer, row = tokenizers("qwen3"), {"messages": [USER, RAIN]}
+    with pytest.raises(ConversationError, match=r"messages\[1\].role is 'assistant'"):
+        prompt_ids(tokenizer, row)
+    with pytest.raises(BadData, match=r"rl.jsonl:1: messages\[1\].role"):
+        get_custom_dataset(path=str(lines(tmp_path / "rl.jsonl", [row])), tokenizer=tokenizer, max_length=99)
+
+
 @pytest.mark.parametrize("kind", ["dpo", "rw"])
 def test_pairs_keep_their_tools_and_learn_the_last_message(tmp_path: Path, tokenizers: Any, kind: str) -> None:
     tokenizer = tokenizers("qwen3")
