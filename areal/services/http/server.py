@@ -20,12 +20,13 @@ import httptools
 
 from areal.http.headers import Headers, add_field, is_single, unique_id
 from areal.services.http.errors import OPENAI, ApiError
-from areal.services.http.limits import BodyBudget, ServerLimits
 from areal.services.http.messages import (
     AnyResponse,
+    BodyBudget,
     FlowControl,
     Request,
     Response,
+    ServerLimits,
     StreamingResponse,
     Upgraded,
     encode_head,

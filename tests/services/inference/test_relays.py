@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from areal.services.inference.gateway.supervisor import make_folder, shared_folder
+from areal.services.inference.gateway.__main__ import make_folder, shared_folder
 from tests.services.inference.running_service import CHAT, Service, build_service
 from tests.services.processes import (
     TERM,

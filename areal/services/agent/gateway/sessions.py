@@ -7,7 +7,7 @@ A key is opaque: any text of 1 to 1024 bytes of UTF-8. In a path it is one perce
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -125,23 +125,16 @@ class OpenedSession(NamedTuple):
     metadata: Mapping[str, Any]
 
 
+@dataclass(eq=False)
 class AgentSessions:
     """Finds and starts the sessions of one agent service."""
 
-    def __init__(
-        self,
-        service: str,
-        table: LiveTable,
-        router: RouterClient,
-        keys: SessionKeys,
-        inference: tuple[InferenceAccess, ...],
-    ) -> None:
-        self.service = service
-        self._table = table
-        self._router = router
-        self._keys = keys
-        self._inference = {_base(access.addr): access for access in inference}
-        self._starting: dict[str, asyncio.Task[OpenedSession]] = {}
+    service: str
+    _table: LiveTable
+    _router: RouterClient
+    _keys: SessionKeys
+    _inference: Sequence[InferenceAccess]
+    _starting: dict[str, asyncio.Task[OpenedSession]] = field(default_factory=dict, init=False)
 
     def model_access(self, data: Mapping[str, object]) -> ModelAccess | None:
         """Return the caller's own RL session, if the request names one. Raises 400 if it is incomplete, or if its
@@ -153,7 +146,8 @@ class AgentSessions:
             if not value:
                 message = f"{name} is required: inf_base_url and session_api_key come together"
                 raise bad_request(message, param=name, code="missing_field")
-        access = self._inference.get(_base(str(given.inf_base_url)))
+        known = {_base(access.addr): access for access in self._inference}
+        access = known.get(_base(str(given.inf_base_url)))
         if access is None:
             message = "inf_base_url is no inference service of this agent service"
             raise bad_request(message, param="inf_base_url", code="foreign_inference")

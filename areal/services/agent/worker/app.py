@@ -20,9 +20,14 @@ from areal.client.errors import Blame
 from areal.http import tracing
 from areal.rollout.failures import blame_of
 from areal.services.agent.worker.agent_loop import AgentLoop, is_own_code, place_of
-from areal.services.agent.worker.agents import AgentAdapter, abandoned_threads, make_agent
+from areal.services.agent.worker.agents import (
+    AgentAdapter,
+    abandoned_threads,
+    is_openai_agent,
+    make_agent,
+    openai_agent,
+)
 from areal.services.agent.worker.command import command_agent
-from areal.services.agent.worker.openai_agents import is_openai_agent, openai_agent
 from areal.services.agent.worker.tools import mcp_tools
 from areal.services.agent.worker.turn import AgentFailed, WorkerTurn
 from areal.services.http.auth import Access

@@ -242,28 +242,21 @@ _CONTROL_PATHS = (
 )
 
 
+@dataclass(eq=False)
 class EngineControl:
     """The engine's controls and their routes. ``engine_at`` returns a client of an engine of the same kind at a URL;
     ``in_flight`` counts the running model calls."""
 
-    def __init__(
-        self,
-        config: DataProxyConfig,
-        engine: TokenEngine,
-        engine_at: Callable[[str], TokenEngine],
-        watch: EngineWatch,
-        pause: PauseState,
-        in_flight: Callable[[], int],
-        tracker: WeightTracker,
-    ) -> None:
-        self.engine_url = config.engine_url
-        self._kind = config.engine
-        self._engine = engine
-        self._engine_at = engine_at
-        self.watch = watch
-        self._pause = pause
-        self._in_flight = in_flight
-        self._tracker = tracker
+    _config: DataProxyConfig
+    _engine: TokenEngine
+    _engine_at: Callable[[str], TokenEngine]
+    watch: EngineWatch
+    _pause: PauseState
+    _in_flight: Callable[[], int]
+    _tracker: WeightTracker
+
+    def __post_init__(self) -> None:
+        self.engine_url = self._config.engine_url
         self._lock = asyncio.Lock()
         self._resume_due = asyncio.Event()  # set while the engine is paused because a resume failed
         self._held_at: int | None = None  # the engine's losses when a resume was skipped because of invalid weights
@@ -438,7 +431,7 @@ class EngineControl:
             raise bad_request(str(error), param="backend_addr") from error
         reason = (await self._engine_at(url).state()).not_ready
         if reason is not None:
-            message = f"no {self._kind} engine is ready at {url}: {reason}"
+            message = f"no {self._config.engine} engine is ready at {url}: {reason}"
             raise ApiError(502, message, code="engine_unavailable", param="backend_addr")
         async with self.exclusively():
             self._engine.point_to(url)

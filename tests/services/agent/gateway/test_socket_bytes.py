@@ -11,8 +11,7 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import TextMessage
 
 from areal.services.agent.gateway.sockets import SocketRoutes, _SocketTurns
-from areal.services.http.limits import ServerLimits
-from areal.services.http.messages import Request, Response
+from areal.services.http.messages import Request, Response, ServerLimits
 from areal.services.http.websocket import accept
 from tests.services.http.server.server_fixture import get, serving
 

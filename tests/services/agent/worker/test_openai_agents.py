@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from agents.models.chatcmpl_converter import Converter
 
-from areal.services.agent.worker.openai_agents import items_of
+from areal.services.agent.worker.agents import items_of
 from tests.services.agent.worker.conftest import Events, StartWorker, run, start_agent
 from tests.services.processes import REPOSITORY, Process, Processes
 from tests.services.scripted_api import ScriptedApi, scripted_api

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from areal.services.http.errors import OPENAI, ApiError
-from areal.services.http.limits import ServerLimits
-from areal.services.http.messages import AnyResponse, Request, Response, error_response
+from areal.services.http.messages import AnyResponse, Request, Response, ServerLimits, error_response
 from areal.services.http.server import Application, HttpServer
 
 QUICK = ServerLimits(

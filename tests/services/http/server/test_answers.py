@@ -11,8 +11,7 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from areal.services.http.limits import ServerLimits
-from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse
+from areal.services.http.messages import AnyResponse, Request, Response, ServerLimits, StreamingResponse
 from areal.services.http.server import HttpConnection
 from tests.services.http.server.server_fixture import QUICK, echo, get, post, serving
 

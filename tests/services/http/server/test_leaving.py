@@ -16,8 +16,7 @@ from wsproto.events import CloseConnection, Event, TextMessage
 from areal.http.client import CallFailed, HttpClient
 from areal.http.client import Connection as ClientConnection
 from areal.services.http.errors import OPENAI, ApiError
-from areal.services.http.limits import ServerLimits
-from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, error_response
+from areal.services.http.messages import AnyResponse, Request, Response, ServerLimits, StreamingResponse, error_response
 from areal.services.http.server import HttpConnection, RequestReader
 from areal.services.http.websocket import WebSocket, accept
 from tests.services.http.server.server_fixture import QUICK, Caller, ServerFixture, get, post, serving

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.services.http.limits import ServerLimits
+from areal.services.http.messages import ServerLimits
 from tests.services.http.server.server_fixture import echo, serving
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz-", min_size=1, max_size=12)

@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from areal.services.http.limits import ServerLimits
-from areal.services.http.messages import AnyResponse, Request, Response
+from areal.services.http.messages import AnyResponse, Request, Response, ServerLimits
 from tests.services.http.server.server_fixture import echo, get, post, serving
 
 CHUNKED = b"POST / HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"

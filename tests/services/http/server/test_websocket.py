@@ -9,8 +9,7 @@ import pytest
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import CloseConnection, Ping, TextMessage
 
-from areal.services.http.limits import BodyBudget
-from areal.services.http.messages import ServerConnection
+from areal.services.http.messages import BodyBudget, ServerConnection
 from areal.services.http.websocket import WebSocket
 
 
