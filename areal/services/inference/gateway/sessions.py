@@ -138,20 +138,15 @@ class SessionKeys:
         while True:
             try:
                 async with self._lookups:
-                    return await self._look_up(digest)
+                    found = await self._router.post("/route", {"api_key_digest": digest.hex()})
+                    journal = found.get("journal")
+                    return journal if isinstance(journal, str) else None
             except ApiError as error:
+                if error.status == 404:
+                    return None
                 if error.code not in _RETRIED_CODES or loop.time() >= deadline:
                     raise
             await self._table.changed(_RETRY_S)
-
-    async def _look_up(self, digest: bytes) -> str | None:
-        try:
-            journal = (await self._router.post("/route", {"api_key_digest": digest.hex()})).get("journal")
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
-        return journal if isinstance(journal, str) else None
 
     def remember(self, key: bytes, tag: str) -> None:
         """Cache that the session with this key is in the journal ``tag``."""

@@ -73,15 +73,6 @@ class Placements:
             self._placed[worker.addr] = recent
         return recent
 
-    def _forget_gone(self) -> None:
-        """Forget old placements at addresses without reports: their replica is gone."""
-        latest = time.monotonic() - _KEPT_S
-        self._placed = {
-            addr: placed
-            for addr, placed in self._placed.items()
-            if any(each.done_at is None or each.done_at > latest for each in placed)
-        }
-
     def lightest_first(self, workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
         """Return the ready workers that record, least loaded first. A large pool is sampled, so that the cost of a
         start does not grow with the pool."""
@@ -95,8 +86,13 @@ class Placements:
         """Count ``size`` sessions on a worker from now on. The block sets the placement's ``size`` to 0 if they did not
         start."""
         placed = SessionPlacement(size)
-        if len(self._placed) > _MOST_PLACED:
-            self._forget_gone()
+        if len(self._placed) > _MOST_PLACED:  # forget old ones at addresses without reports: their replica is gone
+            latest = time.monotonic() - _KEPT_S
+            self._placed = {
+                addr: placed
+                for addr, placed in self._placed.items()
+                if any(each.done_at is None or each.done_at > latest for each in placed)
+            }
         self._placed[worker.addr] = [*self._unreported(worker), placed]
         try:
             yield placed
