@@ -80,6 +80,8 @@ def single_turn(sampling: Mapping[str, object]) -> Agent:
     """Request one answer to the example's messages."""
 
     async def ask(example: Example, session: AsyncSession, plan: CollectionPlan) -> AgentResult:
+        if example.messages[-1].get("role") == "assistant":
+            raise EpisodeFailed(FailureKind.REFUSED, "the last message is the assistant's: a prompt has no answer")
         tools = {"tools": list(example.tools)} if example.tools else {}
         asked = {**sampling, **tools, **({"return_token_ids": True} if plan.tokens else {})}
         document = await session.chat(example.messages, timeout_s=2 * plan.timeout_s, **asked)

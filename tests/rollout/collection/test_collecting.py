@@ -222,6 +222,13 @@ def test_refused_request_is_not_retried(bench: Bench, collecting: Collecting) ->
     assert (result.code, result.json["failures"], result.json["retries"]) == (8, {"refused": 1}, 0)
 
 
+def test_example_that_ends_with_its_answer_is_refused(bench: Bench, collecting: Collecting) -> None:
+    answered = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    result = collecting(collecting.data({"messages": answered}, *QUESTIONS[:1]))
+    assert (result.code, result.json["failures"], result.json["done"]) == (9, {"refused": 1}, 1)
+    assert "the last message is the assistant's" in result.err
+
+
 def test_resume_with_other_settings_names_difference(bench: Bench, collecting: Collecting) -> None:
     data = collecting.data(*QUESTIONS)
     assert collecting(data, "--temperature", "0.5").code == 0
