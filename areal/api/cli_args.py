@@ -13,19 +13,13 @@ from areal.api.config.experiment import (
     GRPOConfig,
     PerfTracerConfig,
     PPOConfig,
-    PrometheusConfig,
     RecoverConfig,
     RWConfig,
     SaverConfig,
     SFTConfig,
-    StatsLoggerConfig,
-    SwanlabConfig,
-    TensorBoardConfig,
-    TrackioConfig,
     TrainDatasetConfig,
     TrainerConfig,
     ValidDatasetConfig,
-    WandBConfig,
 )
 from areal.api.config.loading import ConfigError, load_expr_config
 from areal.api.config.rollout import (
@@ -42,6 +36,14 @@ from areal.api.config.rollout import (
     SchedulingStrategy,
     SGLangConfig,
     vLLMConfig,
+)
+from areal.api.config.trackers import (
+    PrometheusConfig,
+    StatsLoggerConfig,
+    SwanlabConfig,
+    TensorBoardConfig,
+    TrackioConfig,
+    WandBConfig,
 )
 from areal.api.config.training import (
     PRESETS,

@@ -21,22 +21,12 @@ import numpy as np
 import orjson
 
 from areal.dataclasses import dataclass, field
+from areal.wire.columns import COLUMNS
 
 if TYPE_CHECKING:
     import torch
 
-_DTYPES: dict[str, Any] = {
-    "input_ids": np.int64,
-    "loss_mask": np.int64,
-    "logprobs": np.float32,
-    "versions": np.int64,
-    "turn_ids": np.int32,
-    "attention_mask": np.bool_,
-    "rewards": np.float32,
-    "original_rewards": np.float32,
-    "temperatures": np.float32,
-    "token_temperatures": np.float32,
-}
+_DTYPES = {name: column.dtype for name, column in COLUMNS.items()}
 _ABOUT = "about.json"
 
 

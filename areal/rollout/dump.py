@@ -23,13 +23,13 @@ from areal.rollout.failures import Failure, error_line
 from areal.rollout.staleness import EpisodeSpec, Rollout
 from areal.trajectories.record import Episode, Interaction, total_reward
 from areal.trajectories.steps import step_files
+from areal.wire.columns import COLUMNS, TOKEN_COLUMNS
 
 if TYPE_CHECKING:
     from areal.api.config.rollout import InferenceEngineConfig
 
 
 _log = logging.getLogger(__name__)
-_COLUMNS: dict[str, int | float] = {"loss_mask": 0, "logprobs": 0.0, "versions": -1, "turn_ids": -1}  # where absent
 
 
 def fileroot_of(config: InferenceEngineConfig) -> Path:
@@ -153,8 +153,8 @@ def _interactions(
 ) -> list[Interaction]:
     lengths = [sum(mask) for mask in columns.get("attention_mask", ())]
     tokens: dict[str, Any] = {
-        name: columns[name] if name in columns else [[absent] * length for length in lengths]
-        for name, absent in _COLUMNS.items()
+        name: columns[name] if name in columns else [[COLUMNS[name].padding] * length for length in lengths]
+        for name in TOKEN_COLUMNS[1:]
     }
     rewards = columns.get("rewards", [0.0] * len(lengths))
     original = columns.get("original_rewards", rewards)

@@ -7,6 +7,8 @@ from functools import reduce
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from areal.wire.columns import COLUMNS
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -14,9 +16,6 @@ if TYPE_CHECKING:
 
     from areal.api.io_struct import ModelResponse
     from areal.api.workflow_api import Trajectory
-
-
-_PADDING = {"versions": -1, "turn_ids": -1, "token_temperatures": 1}
 
 
 class RewardedResponse(NamedTuple):
@@ -78,18 +77,19 @@ def row(
     ``temperature``: of all responses."""
     import torch
 
-    return {
-        "input_ids": torch.tensor([input_ids], dtype=torch.int64),
-        "loss_mask": torch.tensor([loss_mask], dtype=torch.int64),
-        "logprobs": torch.tensor([logprobs], dtype=torch.float32),
-        "versions": torch.tensor([versions], dtype=torch.int64),
-        "turn_ids": torch.tensor([turn_ids], dtype=torch.int32),
-        "attention_mask": torch.ones(1, len(input_ids), dtype=torch.bool),
-        "rewards": torch.tensor([reward], dtype=torch.float32),
-        "original_rewards": torch.tensor([reward], dtype=torch.float32),
-        "temperatures": torch.tensor([temperature], dtype=torch.float32),
-        "truncated": torch.tensor([truncated]),
+    columns = {
+        "input_ids": input_ids,
+        "loss_mask": loss_mask,
+        "logprobs": logprobs,
+        "versions": versions,
+        "turn_ids": turn_ids,
+        "attention_mask": [True] * len(input_ids),
+        "rewards": reward,
+        "original_rewards": reward,
+        "temperatures": temperature,
     }
+    tensors = {name: torch.tensor([each], dtype=getattr(torch, COLUMNS[name].dtype)) for name, each in columns.items()}
+    return {**tensors, "truncated": torch.tensor([truncated])}
 
 
 def _with_token_temperatures(trajectory: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -124,7 +124,8 @@ def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajecto
         if parts[0].dim() < 2 or all(part.shape[1] == width for part in parts):
             return torch.cat(parts)
         kind = reduce(torch.promote_types, (part.dtype for part in parts))
-        whole = torch.full((ends[-1], width, *parts[0].shape[2:]), _PADDING.get(name, 0), dtype=kind)
+        padding = COLUMNS[name].padding if name in COLUMNS else 0
+        whole = torch.full((ends[-1], width, *parts[0].shape[2:]), padding, dtype=kind)
         for part, start, end in zip(parts, [0, *ends], ends, strict=False):
             whole[start:end, : part.shape[1]] = part
         return whole

@@ -17,7 +17,8 @@ from typing import Any
 from areal.errors import ArealError, NotFound
 from areal.files import parse_json
 from areal.installation import install_command
-from areal.trajectories.record import TOKEN_COLUMNS, Episode, episodes_of_export, read_episode
+from areal.trajectories.record import Episode, episodes_of_export, read_episode
+from areal.wire.columns import TOKEN_COLUMNS
 
 JSONL, PARQUET = ".jsonl", ".parquet"
 TRAJECTORIES = "trajectories"

@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import Any
 
 from areal.dataclasses import dataclass, field
+from areal.wire.columns import TOKEN_COLUMNS
 
-TOKEN_COLUMNS = ("input_ids", "loss_mask", "logprobs", "versions", "turn_ids")
 _COLUMN_TYPES: dict[str, set[type]] = {
     **{name: {int, bool} for name in TOKEN_COLUMNS},
     "logprobs": {int, float, type(None)},

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from areal.api.config.fields import COUNT, NOT_NEGATIVE, PLACEMENT, PORT, NoEffect, NotSupported, check_numbers
-from areal.api.config.ineffective import run_ineffective
+from areal.api.config.fields import COUNT, NOT_NEGATIVE, PLACEMENT, NoEffect, NotSupported, check_numbers
 from areal.api.config.rollout import (
     ClusterSpecConfig,
     GenerationHyperparameters,
@@ -23,17 +22,22 @@ from areal.api.config.rollout import (
     parsed,
     vLLMConfig,
 )
+from areal.api.config.trackers import StatsLoggerConfig
 from areal.api.config.training import (
     DPOEngineConfig,
+    Ineffective,
     PPOActorConfig,
     PPOCriticConfig,
     TrainEngineConfig,
     check_pairs,
     check_policy,
     check_untempered,
+    engine_ineffective,
     image_faults,
+    objective_ineffective,
     proximal_faults,
     update_mode,
+    without_effect,
 )
 from areal.errors import FieldError, did_you_mean
 from areal.resources.backend import Allocation
@@ -43,8 +47,6 @@ from areal.wire.sampling import GREEDY_BELOW, WHOLE_RANGES
 
 ROW_TYPES = ("rl", "sft", "rw", "dpo")
 _FILES = (".jsonl", ".json", ".parquet", ".arrow")
-
-Mode = Literal["online", "offline", "disabled"]
 
 
 @dataclass
@@ -94,81 +96,6 @@ class RecoverConfig(PeriodicConfig):
 @dataclass
 class CheckpointerConfig(PeriodicConfig):
     """AReaL's older section for the period of ``recover``."""
-
-
-@dataclass
-class WandBConfig:
-    mode: Mode = "disabled"
-    wandb_base_url: Annotated[str, NotSupported("set WANDB_BASE_URL in the job's environment")] = ""
-    wandb_api_key: Annotated[str, NotSupported("set WANDB_API_KEY in the job's environment")] = field(
-        default="", repr=False
-    )
-    entity: str | None = None
-    project: str | None = None
-    name: str | None = None
-    job_type: str | None = None
-    group: str | None = None
-    notes: str | None = None
-    tags: list[str] | None = None
-    config: dict[str, Any] | None = None
-    id_suffix: str | None = None
-
-
-@dataclass
-class SwanlabConfig:
-    mode: Literal["disabled", "cloud", "online", "local", "offline"] = "disabled"  # cloud: the older name of online
-    project: str | None = None
-    name: str | None = None
-    config: dict[str, Any] | None = None
-    logdir: str | None = None
-    api_key: str | None = field(default=None, repr=False)
-
-
-@dataclass
-class TensorBoardConfig:
-    path: str | None = None
-
-
-@dataclass
-class TrackioConfig:
-    """``online``: to the Hugging Face Space ``space_id`` (or TRACKIO_SPACE_ID); ``local``: to this machine."""
-
-    mode: Literal["disabled", "online", "local"] = "disabled"
-    project: str | None = None
-    name: str | None = None
-    space_id: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.space_id and self.mode == "local":
-            raise FieldError("space_id", "needs mode online: mode local writes to this machine")
-
-
-@dataclass
-class PrometheusConfig:
-    """``/metrics`` of the trainer. Port 0 selects a free port. ``key_file``: the key that requests from other machines
-    need [default: the key of the service that rollouts are sampled from]."""
-
-    enabled: bool = True
-    host: str = "127.0.0.1"
-    port: Annotated[int, PORT] = 0
-    key_file: str = ""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-
-
-@dataclass
-class StatsLoggerConfig:
-    """Trackers that get the metrics in addition to ``metrics.jsonl``, which is always written."""
-
-    experiment_name: str = ""
-    trial_name: str = ""
-    fileroot: str = ""
-    wandb: WandBConfig = field(default_factory=WandBConfig)
-    swanlab: SwanlabConfig = field(default_factory=SwanlabConfig)
-    tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
-    trackio: TrackioConfig = field(default_factory=TrackioConfig)
-    prometheus: PrometheusConfig = field(default_factory=PrometheusConfig)
 
 
 @dataclass
@@ -324,7 +251,7 @@ class BaseExperimentConfig:
 
     def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
         """Return the keys of ``given`` that have no effect beside the others, as (key, why), for a warning."""
-        found: list[tuple[tuple[str | int, ...], str]] = list(run_ineffective(self))
+        found: list[tuple[tuple[str | int, ...], str]] = list(_run_ineffective(self))
         allocation = parsed(self.allocation_mode, "allocation_mode") if self.allocation_mode else Allocation(())
         for place, of_mode in (("actor", allocation.training), ("rollout", allocation.inference)):
             stated = getattr(getattr(self, place, None), "backend", "")
@@ -334,6 +261,41 @@ class BaseExperimentConfig:
 
     def _tokenizer_of(self, engine: TrainEngineConfig) -> None:
         self.tokenizer_path = self.tokenizer_path or engine.path
+
+
+def _run_ineffective(config: BaseExperimentConfig) -> Ineffective:
+    """Yield the settings of a run that have no effect, as (key, why)."""
+    for place, part in ((each.name, getattr(config, each.name)) for each in fields(config)):
+        if isinstance(part, TrainEngineConfig):
+            yield from _at(place, engine_ineffective(part, config.allocation_mode))
+            if not isinstance(part, PPOActorConfig):
+                yield (place, "weight_update_mode"), "only the weights of a policy that samples are served"
+            if place == "ref" and part.optimizer is not None:
+                yield (place, "optimizer"), "a reference is not trained"
+            if place == "ref" and part.use_lora:
+                yield (place, "use_lora"), "a reference is not trained"
+        if isinstance(part, PPOActorConfig):
+            yield from _at(place, objective_ineffective(part))
+    if config.total_train_steps is not None:
+        yield ("total_train_epochs",), f"total_train_steps is {config.total_train_steps}"
+    if config.recover.mode in ("disabled", "off"):
+        yield from _at("recover", without_effect(f"recover.mode is {config.recover.mode}", *_PERIODS))
+    if config.valid_dataset is None:
+        why = "there is no valid_dataset, unless the driver gives one"
+        yield from _at("evaluator", without_effect(why, *_PERIODS, "eval_before_train"))
+    trackers: Any = config.stats_logger
+    for name in ("wandb", "swanlab", "trackio"):
+        tracker = getattr(trackers, name)
+        if tracker.mode == "disabled":
+            others = (each.name for each in fields(tracker) if each.name != "mode" and getattr(tracker, each.name))
+            yield from ((("stats_logger", name, other), "mode is disabled") for other in others)
+
+
+def _at(place: str, found: Ineffective) -> Ineffective:
+    return (((place, *key), why) for key, why in found)
+
+
+_PERIODS = ("freq_epochs", "freq_steps", "freq_secs")
 
 
 @dataclass

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from areal.api.alloc_mode import train_backend
 from areal.api.config.engines import FSDPEngineConfig, MegatronEngineConfig
 from areal.api.config.fields import (
     COUNT,
@@ -520,3 +521,68 @@ class DPOEngineConfig(TrainEngineConfig):
         check_pairs(self)
         if self.label_smoothing and self.loss_type == "ipo":
             raise FieldError("label_smoothing", "has no effect on loss_type ipo: leave it out", "loss_type")
+
+
+# Settings that have no effect in combination with others, as (key, why), for a warning. The caller ignores keys that
+# are not set.
+
+Ineffective = Iterator[tuple[tuple[str, ...], str]]
+_RECOMPUTE = ("recompute_method", "recompute_num_layers")
+_LEVELS = ("mean_level", "std_level")
+
+
+def objective_ineffective(actor: PPOActorConfig) -> Ineffective:
+    objective = "use_sapo_loss" if actor.use_sapo_loss else "use_cispo_loss" if actor.use_cispo_loss else ""
+    if actor.use_sapo_loss:
+        yield from without_effect("use_sapo_loss gates softly, and does not clip", "eps_clip", "eps_clip_higher")
+        if not actor.recompute_logprob:
+            yield from without_effect("use_sapo_loss gates softly, and has no proximal policy", "rejection_sampling")
+    else:
+        yield from without_effect("it is of use_sapo_loss", "sapo_tau_pos", "sapo_tau_neg")
+    if objective:
+        yield from without_effect(f"{objective} has no dual clip", "c_clip")
+    if not actor.overlong_reward_penalty:
+        yield from without_effect("it is of overlong_reward_penalty", "overlong_tokens", "overlong_penalty_factor")
+    if actor.loss_agg_mode != "seq-mean-token-sum-norm":
+        yield from without_effect("it is of loss_agg_mode seq-mean-token-sum-norm", "loss_scale_factor")
+    if not actor.kl_loss_coef:
+        yield from without_effect("kl_loss_coef is 0", "kl_loss_type")
+    elif actor.kl_loss_type == "k1":
+        yield from without_effect("the mean gradient of k1 in a loss is 0; k2 and k3 have one", "kl_loss_type")
+    if actor.kl_target is None:
+        yield from without_effect("there is no kl_target", "kl_horizon")
+    if actor.mask_truncated_completions:
+        yield from without_effect("mask_truncated_completions leaves truncated answers out", "mask_no_eos_with_zero")
+    if not (actor.behave_imp_weight_cap or actor.behav_imp_weight_cap):
+        yield from without_effect("there is no cap beside it", "behave_imp_weight_mode", "behav_imp_weight_mode")
+    if (rejection := actor.rejection_sampling) is not None:
+        if rejection.level == "token":
+            yield ("rejection_sampling", "agg"), "it is of level sequence"
+        if rejection.metric != "kl_k1" and rejection.lower is not None and rejection.lower <= 0:
+            yield ("rejection_sampling", "lower"), f"no {rejection.metric} is below 0"
+    for name in ("reward_norm", "adv_norm"):
+        norm = getattr(actor, name)
+        if isinstance(norm, NormConfig) and norm.std_level is None:
+            why = "std_level is null" if norm.mean_level else "mean_level and std_level are null"
+            yield from (((name, key), why) for key in ("std_unbiased", "eps", *(() if norm.mean_level else _LEVELS)))
+
+
+def engine_ineffective(engine: TrainEngineConfig, allocation_mode: str) -> Ineffective:
+    if not engine.gradient_checkpointing:
+        yield from ((("megatron", name), "gradient_checkpointing is false") for name in _RECOMPUTE)
+    name = train_backend(engine.backend, allocation_mode).engine
+    yield from without_effect(f"the backend is {name}", *({"fsdp", "megatron"} - {name}))
+    if not engine.use_lora:
+        yield from without_effect("use_lora is false", "lora_rank", "lora_alpha", "target_modules", "peft_type")
+    optimizer = engine.optimizer
+    if optimizer is None:
+        yield from without_effect("there is no optimizer", "gradient_checkpointing", "disable_dropout")
+        return
+    if optimizer.type == "sgd":
+        yield from ((("optimizer", name), "it is of type adam") for name in ("beta1", "beta2", "eps"))
+    if optimizer.lr_scheduler_type == "constant":
+        yield ("optimizer", "min_lr_ratio"), "lr_scheduler_type is constant"
+
+
+def without_effect(why: str, *names: str) -> Ineffective:
+    return (((name,), why) for name in names)

@@ -39,6 +39,7 @@ from areal.training.metrics import Metrics, MetricsLog, ProgressLine, open_track
 from areal.training.run_folder import RunFolder, run_folder
 from areal.training.services import own_service
 from areal.trajectories.record import Episode
+from areal.wire.columns import COLUMNS
 from areal.wire.training_health import WITHOUT_SPREAD
 
 
@@ -76,17 +77,8 @@ class PromptStream:
 _log = logging.getLogger(__name__)
 _MIN_WINDOW = 8
 _REQUIRED = ("input_ids", "attention_mask", "loss_mask", "logprobs", "rewards")
-_TYPES = {
-    "input_ids": torch.int64,
-    "attention_mask": torch.bool,
-    "loss_mask": torch.int64,
-    "logprobs": torch.float32,
-    "versions": torch.int64,
-    "turn_ids": torch.int32,
-    "rewards": torch.float32,
-    "original_rewards": torch.float32,
-    "temperatures": torch.float32,
-    "token_temperatures": torch.float32,
+_TYPES: Mapping[str, torch.dtype] = {
+    **{name: getattr(torch, column.dtype) for name, column in COLUMNS.items()},
     "truncated": torch.bool,
     "images": torch.int64,
 }

@@ -21,9 +21,10 @@ from areal.services.http.messages import Request, Response, decode_object, query
 from areal.services.http.service import Service, json_response, to_response
 from areal.services.inference.gateway.relay import NO_SESSION
 from areal.services.inference.gateway.sessions import JournalClient, WorkerReply
-from areal.services.inference.recorder.rows import KINDS, PADDINGS, ArrayColumn, RewardOverflow, npz, parse_rows
+from areal.services.inference.recorder.rows import KINDS, ArrayColumn, RewardOverflow, npz, parse_rows
 from areal.services.inference.recorder.session import ExportName, GroupName, SessionName, parse_kind, read_leases
 from areal.services.journal.storage import CorruptRecord
+from areal.wire.columns import COLUMNS
 from areal.wire.routing import WorkerEntry
 
 _BODY_BYTES = 4 * 1024 * 1024
@@ -285,7 +286,7 @@ def _cell(traj: dict[str, Any], name: str, row: int) -> Any:
 def _column(values: list[Any], name: str) -> list[Any]:
     if not values or not isinstance(values[0], list):
         return values
-    width, padding = max(map(len, values)), PADDINGS[name]
+    width, padding = max(map(len, values)), COLUMNS[name].padding
     return [row + [padding] * (width - len(row)) for row in values]
 
 

@@ -32,6 +32,7 @@ from areal.dataclasses import dataclass, field, replace
 from areal.services.http.errors import bad_field
 from areal.services.inference.recorder.records import RecordedTurn, TextTurn, TokenTurn, TrajectoryTurns
 from areal.wire.bodies import LARGEST_F32
+from areal.wire.columns import COLUMNS, TOKEN_COLUMNS
 
 
 def own_reward(turn: RecordedTurn) -> float:
@@ -149,25 +150,8 @@ class ArrayColumn:
 
 
 _CODES = {"<i8": "q", "<i4": "i", "<f4": "f"}
-_TOKEN_TEMPERATURES = ("token_temperatures", "<f4", 1)
-_TOKEN_COLUMNS: tuple[tuple[str, str, int], ...] = (
-    ("input_ids", "<i8", 0),
-    ("loss_mask", "<i8", 0),
-    ("logprobs", "<f4", 0),
-    ("versions", "<i8", -1),
-    ("turn_ids", "<i4", -1),
-)
-KINDS = {name: kind for name, kind, _ in _TOKEN_COLUMNS} | {
-    "attention_mask": "|b1",
-    "rewards": "<f4",
-    "original_rewards": "<f4",
-    "temperatures": "<f4",
-    "token_temperatures": "<f4",
-}
-PADDINGS: dict[str, int | bool] = {
-    **{name: padding for name, _, padding in (*_TOKEN_COLUMNS, _TOKEN_TEMPERATURES)},
-    "attention_mask": False,
-}
+_TYPESTRS = {"int64": "<i8", "int32": "<i4", "float32": "<f4", "bool": "|b1"}
+KINDS = {name: _TYPESTRS[column.dtype] for name, column in COLUMNS.items()}
 
 
 def token_rows(trajectory: TrajectoryTurns, style: Style, discount: float) -> list[TrainingRow]:
@@ -228,10 +212,10 @@ def columns(rows: Sequence[TrainingRow]) -> list[ArrayColumn]:
     width = max((len(row.input_ids) for row in rows), default=0)
     found = []
     temperatures = [row.temperature for row in rows]
-    for name, kind, padding in _TOKEN_COLUMNS:
-        found.append(_token_column(name, kind, padding, [getattr(row, name) for row in rows], width))
+    for name in TOKEN_COLUMNS:
+        found.append(_token_column(name, [getattr(row, name) for row in rows], width))
     if any(map(math.isnan, temperatures)):
-        found.append(_token_column(*_TOKEN_TEMPERATURES, [row.token_temperatures() for row in rows], width))
+        found.append(_token_column("token_temperatures", [row.token_temperatures() for row in rows], width))
     mask = b"".join(b"\1" * len(row.input_ids) + b"\0" * (width - len(row.input_ids)) for row in rows)
     found.append(ArrayColumn("attention_mask", "|b1", (len(rows), width), mask))
     for name, values in (
@@ -243,12 +227,12 @@ def columns(rows: Sequence[TrainingRow]) -> list[ArrayColumn]:
     return found
 
 
-def _token_column(name: str, kind: str, padding: int, values: Sequence[array[Any]], width: int) -> ArrayColumn:
-    whole = array(_CODES[kind])
+def _token_column(name: str, values: Sequence[array[Any]], width: int) -> ArrayColumn:
+    whole = array(_CODES[KINDS[name]])
     for each in values:
         whole.extend(each)
-        whole.extend(_repeat(whole.typecode, padding, width - len(each)))
-    return ArrayColumn(name, kind, (len(values), width), whole.tobytes())
+        whole.extend(_repeat(whole.typecode, COLUMNS[name].padding, width - len(each)))
+    return ArrayColumn(name, KINDS[name], (len(values), width), whole.tobytes())
 
 
 class RewardOverflow(Exception):
