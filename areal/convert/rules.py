@@ -141,7 +141,7 @@ class Framework:
 
     name: str
     rules: Mapping[str, Rule]
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, object]
     finish: Callable[[Draft], None]
     aliases: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, str] = field(default_factory=dict)

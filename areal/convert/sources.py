@@ -29,7 +29,7 @@ class SourceFormat:
     read: Callable[[Sequence[str], str], dict[str, Any]]
     readable: str
     nested: bool = True
-    trainer_of: Callable[[Mapping[str, Any]], str] = lambda keys: ""
+    trainer_of: Callable[[Mapping[str, object]], str] = lambda keys: ""
 
     def of_script(self, text: str, environment: Mapping[str, str], name: str) -> tuple[str, dict[str, object]]:
         """Return the trainer, and the keys of the command with what its launcher says of processes. Raises Unread."""

@@ -43,7 +43,7 @@ def formatted(
     max_length: int | None,
     instruction: str = "",
     train_on: TrainOn = "last",
-    template_kwargs: Mapping[str, Any] | None = None,
+    template_kwargs: Mapping[str, object] | None = None,
     images: ImageColumn | None = None,
 ) -> Rows:
     """Rows in the format of ``kind``. ``instruction`` is appended to a question of ``rl`` that has no ``messages``.
@@ -284,7 +284,7 @@ def get_custom_dataset(
     type: str | None = None,
     max_length: int | None = None,
     train_on: TrainOn | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
+    chat_template_kwargs: Mapping[str, object] | None = None,
     img_folder_path: str | None = None,
 ) -> Any:
     """Load a data set. ``path`` is a local file or folder, a registered name or ``module:function``, or a data set of

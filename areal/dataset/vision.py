@@ -70,7 +70,7 @@ class VisionProcessor:
         except (ValueError, TypeError, OSError) as error:
             raise BadImage(f"images cannot be processed: {error}") from error
 
-    def _text(self, messages: object, count: int, tools: object, variables: Mapping[str, Any]) -> str:
+    def _text(self, messages: object, count: int, tools: object, variables: Mapping[str, object]) -> str:
         made = with_places(messages, count, self.token)
         conversation = normalise(
             [{**each, "content": [part for part in each["content"] if part != _IMAGE]} for each in made], tools

@@ -116,7 +116,7 @@ class OutputFolder:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
-    def finish(self, summary: Mapping[str, Any], *, complete: bool) -> None:
+    def finish(self, summary: Mapping[str, object], *, complete: bool) -> None:
         """Write the summary, after the last episode. ``complete``: the folder has every episode, so the journal of
         sessions is removed."""
         self._lines.close()
@@ -141,7 +141,7 @@ class OutputFolder:
         lines.unlink()
 
 
-def open_folder(path: Path, settings: Mapping[str, Any], *, parquet: bool, resume: bool) -> OutputFolder:
+def open_folder(path: Path, settings: Mapping[str, object], *, parquet: bool, resume: bool) -> OutputFolder:
     """Open the folder. Raises Conflict for a folder with a run (without ``resume``) or with a run of other settings
     (with it), Locked while another process writes to it."""
     path.mkdir(parents=True, exist_ok=True)

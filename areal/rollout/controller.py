@@ -274,7 +274,7 @@ class RolloutController:
         self,
         data: Row,
         workflow: Any = None,
-        workflow_kwargs: Mapping[str, Any] | None = None,
+        workflow_kwargs: Mapping[str, object] | None = None,
         should_accept_fn: Accept = None,
         group_size: int = 1,
         task_id: str | None = None,
@@ -357,7 +357,7 @@ class RolloutController:
         self,
         data: Sequence[Row],
         workflow: Any = None,
-        workflow_kwargs: Mapping[str, Any] | None = None,
+        workflow_kwargs: Mapping[str, object] | None = None,
         should_accept_fn: Accept = None,
         group_size: int = 1,
         timeout: float | None = None,
@@ -385,7 +385,7 @@ class RolloutController:
         self,
         dataloader: Iterable[Any] | None,
         workflow: Any = None,
-        workflow_kwargs: Mapping[str, Any] | None = None,
+        workflow_kwargs: Mapping[str, object] | None = None,
         should_accept_fn: Accept = None,
         group_size: int = 1,
         dynamic_bs: bool = False,
@@ -477,7 +477,7 @@ class RolloutController:
     def get_version(self) -> int:
         return self._loop.call(lambda: self._executor.staleness.version)
 
-    def chat_completion(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
+    def chat_completion(self, messages: Sequence[Mapping[str, object]], **fields: Any) -> dict[str, Any]:
         """Return one chat completion, outside any episode."""
         return self._loop.run(self._client.chat(messages, **fields))
 

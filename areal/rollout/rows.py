@@ -69,7 +69,7 @@ class PromptCache:
         self._cache: dict[str, tuple[tuple[int, ...], str]] = {}
         self._lock = threading.Lock()  # long prompts are tokenized on other threads
 
-    def of(self, data: Mapping[str, Any]) -> tuple[list[int], str]:
+    def of(self, data: Mapping[str, object]) -> tuple[list[int], str]:
         """Return the token ids as ``prompt_ids`` does, and their text."""
         key = self._key(data)
         if key is not None and (known := self._cache.get(key)) is not None:
@@ -159,7 +159,7 @@ class RowReward:
         return reward
 
     async def each(
-        self, prompt: str, prompt_ids: list[int], answers: list[tuple[str, list[int]]], row: Mapping[str, Any]
+        self, prompt: str, prompt_ids: list[int], answers: list[tuple[str, list[int]]], row: Mapping[str, object]
     ) -> list[float | Exception]:
         """Return the reward of each response (text, token ids) to one prompt, or the first error of its functions."""
         jobs = [

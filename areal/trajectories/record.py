@@ -105,8 +105,8 @@ class Episode:
     answer: str | None = None
     seconds: float = 0.0
     export_id: str = ""
-    example: Mapping[str, Any] = field(default_factory=dict)
-    failures: tuple[Mapping[str, Any], ...] = ()
+    example: Mapping[str, object] = field(default_factory=dict)
+    failures: tuple[Mapping[str, object], ...] = ()
     group: str = ""
     step: int | None = None
     is_eval: bool = False

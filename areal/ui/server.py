@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._parts(found)
 
-    def _parts(self, parts: Iterator[Mapping[str, Any]]) -> None:
+    def _parts(self, parts: Iterator[Mapping[str, object]]) -> None:
         """Stream an answer that comes in parts, a line of JSON each. Its first part is there before the status, so that
         a refusal is one; a later failure is the last part. A client that leaves ends what makes them."""
         with closing(parts):  # type: ignore[type-var]

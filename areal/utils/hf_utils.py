@@ -12,7 +12,7 @@ __all__ = ["apply_chat_template", "load_hf_processor_and_tokenizer", "load_hf_to
 
 
 def apply_chat_template(
-    tokenizer: Any, conversation: Sequence[Mapping[str, Any]], *, tokenize: bool = True, **how: Any
+    tokenizer: Any, conversation: Sequence[Mapping[str, object]], *, tokenize: bool = True, **how: Any
 ) -> list[int] | str:
     """Return the conversation's token ids as a plain list, or its text, in every release of transformers: some releases
     of ``tokenizer.apply_chat_template`` wrap the ids. Raises UsageFault if the tokenizer has no template, and

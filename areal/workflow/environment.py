@@ -24,7 +24,7 @@ class _SessionChat:
     newest: str | None = None
     rewards: dict[str, float] = field(default_factory=dict)
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
+    async def chat(self, messages: Sequence[Mapping[str, object]], **fields: Any) -> dict[str, Any]:
         answer = await self.session.chat(messages, **{"model": self.engine.model} | fields)
         self.newest = answer["id"]
         return answer

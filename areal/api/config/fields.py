@@ -81,7 +81,7 @@ ADAPTER = NoEffect("the adapter that is trained is served as the model's weights
 T = TypeVar("T")
 
 
-def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: FieldPath = ()) -> T | None:
+def build(cls: type[T], values: Mapping[str, object], faults: Faults, path: FieldPath = ()) -> T | None:
     """Return an instance of ``cls`` from plain values; None, with faults added, if a value under ``path`` is
     invalid."""
     hints = hints_of(cls)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
@@ -121,9 +121,9 @@ def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: FieldPa
     return None
 
 
-def _preset(cls: type, values: Mapping[str, Any], faults: Faults, path: FieldPath) -> Mapping[str, Any] | None:
+def _preset(cls: type, values: Mapping[str, object], faults: Faults, path: FieldPath) -> Mapping[str, object] | None:
     """Return the values of the named preset; None if the class has no presets."""
-    presets: Mapping[str, Mapping[str, Any]] | None = getattr(cls, "presets", None)
+    presets: Mapping[str, Mapping[str, object]] | None = getattr(cls, "presets", None)
     if presets is None:
         return None
     name = str(values.get("preset") or "")

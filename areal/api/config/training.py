@@ -86,7 +86,7 @@ _POLICY_GRADIENT = {
     "kl_ctl": 0.0,
 }
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
+PRESETS: Mapping[str, Mapping[str, object]] = {
     # arXiv 2402.03300: with a ref, its KL term in the loss
     "grpo": {
         "reward_norm": _GROUP,
@@ -383,7 +383,7 @@ class PPOActorConfig(TrainEngineConfig):
     the loss.
     """
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = PRESETS
 
     disable_dropout: bool = True
     preset: str = field(default="", init=False)  # only in files; in code: PPOActorConfig(**PRESETS["gspo"])

@@ -130,7 +130,7 @@ class PPOTrainer(Trainer):
         workflow: Any = None,
         eval_workflow: Any = None,
         workflow_kwargs: Mapping[str, object] | None = None,
-        eval_workflow_kwargs: Mapping[str, Any] | None = None,
+        eval_workflow_kwargs: Mapping[str, object] | None = None,
         dynamic_filter_fn: Filter | str | None = None,
         total_epochs: int | None = None,
     ) -> None:

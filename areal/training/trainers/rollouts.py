@@ -106,7 +106,7 @@ class Sampling:
     """Arguments of the controller for every batch."""
 
     workflow: Any
-    workflow_kwargs: Mapping[str, Any] | None
+    workflow_kwargs: Mapping[str, object] | None
     accept: Callable[[Any], bool] | str | None
     group_size: int
     dynamic_batch: bool = False
@@ -449,8 +449,8 @@ class Evaluation:
     def run(
         self,
         workflow: Any,
-        workflow_kwargs: Mapping[str, Any] | None = None,
-        eval_workflow_kwargs: Mapping[str, Any] | None = None,
+        workflow_kwargs: Mapping[str, object] | None = None,
+        eval_workflow_kwargs: Mapping[str, object] | None = None,
     ) -> Metrics:
         """Evaluate the data set in batches; the metrics over all samples."""
         size = max(self.config.rollout.consumer_batch_size, self.config.rollout.concurrency)

@@ -99,7 +99,7 @@ def _page(view: ViewContext, ref: Ref, client: GatewayClient) -> dict[str, Any]:
     return {"sessions": found, "read": count, "next": None if whole else last, "away": sum(away)}
 
 
-def _agent_row(session: Mapping[str, Any]) -> dict[str, Any]:
+def _agent_row(session: Mapping[str, object]) -> dict[str, Any]:
     names = ("state", "created", "used", "turns", "waiting", "metadata")
     row = {"id": str(session["session_key"]), **{name: session.get(name) for name in names}}
     return {**row, "recorded": session.get("inference_session_id")}

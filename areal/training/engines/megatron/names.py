@@ -36,7 +36,7 @@ class Architecture:
     feed_forward: int
     vocabulary: int
     epsilon: float
-    rope: Mapping[str, Any]
+    rope: Mapping[str, object]
     tied: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
