@@ -10,6 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
+from areal.dataclasses import dataclass, field
 from areal.errors import TimedOut
 from areal.http import tracing
 from areal.rollout.failures import Failure, RolloutFailed, RolloutsFailed, blame_of
@@ -53,32 +54,27 @@ async def run_attempts(
     raise AssertionError("unreachable")
 
 
+@dataclass
 class Executor:
     """Runs episodes with ``run``. ``head_of`` returns the version of a running episode's oldest token, or None before
     its first token. After ``max_failures`` consecutive failures, waiting callers get an error. ``on_failure`` is called
     with each failure."""
 
-    def __init__(
-        self,
-        staleness: StalenessManager,
-        run: Callable[[EpisodeSpec], Awaitable[Outcome]],
-        head_of: Callable[[EpisodeSpec], int | None] = lambda item: None,
-        max_failures: int = 1,
-        on_failure: Callable[[EpisodeSpec, Failure], None] = lambda item, failure: None,
-    ) -> None:
-        self.staleness = staleness
-        self._run_episode = run
-        self._head_of = head_of
-        self._on_failure = on_failure
-        self._max_failures = max_failures
-        self._warn_at = _WARN_FACTOR * max_failures
-        self._tasks: dict[int, tuple[EpisodeSpec, asyncio.Task[None]]] = {}
-        self._awaited: dict[int, asyncio.Future[Outcome]] = {}
-        self._aborted: set[int] = set()
-        self._ended: OrderedDict[int, Failure | None] = OrderedDict()  # the newest episodes without a result
-        self._changed = asyncio.Event()
-        self._paused = False
-        staleness.on_abandoned = lambda item: self._resolve(item, None)
+    staleness: StalenessManager
+    run: Callable[[EpisodeSpec], Awaitable[Outcome]]
+    head_of: Callable[[EpisodeSpec], int | None] = lambda item: None
+    max_failures: int = 1
+    on_failure: Callable[[EpisodeSpec, Failure], None] = lambda item, failure: None
+    _tasks: dict[int, tuple[EpisodeSpec, asyncio.Task[None]]] = field(default_factory=dict)
+    _awaited: dict[int, asyncio.Future[Outcome]] = field(default_factory=dict)
+    _aborted: set[int] = field(default_factory=set)
+    _ended: OrderedDict[int, Failure | None] = field(default_factory=OrderedDict)  # the newest ones without a result
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _paused: bool = False
+
+    def __post_init__(self) -> None:
+        self._warn_at = _WARN_FACTOR * self.max_failures
+        self.staleness.on_abandoned = lambda item: self._resolve(item, None)
 
     def submit(self, items: Sequence[EpisodeSpec]) -> None:
         for item in items:
@@ -117,7 +113,7 @@ class Executor:
         dropped."""
         self.staleness.set_version(version)
         for item, task in list(self._tasks.values()):
-            head = self._head_of(item)
+            head = self.head_of(item)
             if (
                 item.number in self.staleness.running
                 and head is not None
@@ -133,7 +129,7 @@ class Executor:
 
     async def _run(self, item: EpisodeSpec) -> None:
         try:
-            outcome = await self._run_episode(item)
+            outcome = await self.run(item)
         except BaseException:
             if item.number not in self._aborted:
                 self.staleness.cancelled(item)
@@ -142,7 +138,7 @@ class Executor:
         else:
             if isinstance(outcome, Failure):
                 self.staleness.failed(item, outcome)
-                self._on_failure(item, outcome)
+                self.on_failure(item, outcome)
             else:
                 self.staleness.ended(item, outcome)
                 self._warn_of_rejections()
@@ -156,7 +152,7 @@ class Executor:
         the next prompt may be accepted."""
         rejected = self.staleness.consecutive_rejections
         if not rejected:
-            self._warn_at = _WARN_FACTOR * self._max_failures
+            self._warn_at = _WARN_FACTOR * self.max_failures
         elif rejected >= self._warn_at:
             self._warn_at *= 2
             _log.warning(
@@ -236,10 +232,10 @@ class Executor:
 
     def _raise_if_stuck(self, wanted: str, *, waits_for_input: bool) -> None:
         staleness = self.staleness
-        if staleness.consecutive_failures >= self._max_failures:
+        if staleness.consecutive_failures >= self.max_failures:
             failed, staleness.consecutive_failures = staleness.consecutive_failures, 0
             raise RolloutsFailed(f"{failed} episodes failed one after the other", staleness.failures, failed)
-        if staleness.consecutive_rejections >= _FAIL_FACTOR * self._max_failures:
+        if staleness.consecutive_rejections >= _FAIL_FACTOR * self.max_failures:
             rejected, staleness.consecutive_rejections = staleness.consecutive_rejections, 0
             raise RolloutsFailed(
                 f"the last {rejected} prompts were all rejected, by the workflow or by dynamic sampling",

@@ -24,7 +24,7 @@ from torch import Tensor
 from areal.api import stats
 from areal.api.cli_args import EvaluatorConfig, PPOConfig
 from areal.client.errors import Blame
-from areal.dataclasses import dataclass
+from areal.dataclasses import dataclass, field
 from areal.dataset.images import images_key, row_images
 from areal.errors import ArealError, UsageFault
 from areal.http import tracing
@@ -59,19 +59,19 @@ def number_rows(dataset: Sequence[Mapping[str, object]], start: int = 0) -> list
     return [Prompt(columns, number, number) for number, columns in enumerate(dataset, start)]
 
 
+@dataclass
 class PromptStream:
     """An endless iterator over prompts that takes positions from the frontier."""
 
-    def __init__(self, dataset: Sequence[Mapping[str, object]], order: DataOrder, frontier: Frontier) -> None:
-        self._dataset = dataset
-        self.order = order
-        self.frontier = frontier
+    dataset: Sequence[Mapping[str, object]]
+    order: DataOrder
+    frontier: Frontier
 
     def __iter__(self) -> Iterator[Prompt]:
         while True:
             position = self.frontier.take()
             row = self.order.row(position)
-            yield Prompt(self._dataset[row], position, row, self.frontier.tries.get(position, 0))
+            yield Prompt(self.dataset[row], position, row, self.frontier.tries.get(position, 0))
 
 
 _log = logging.getLogger(__name__)
@@ -112,37 +112,32 @@ class Sampling:
     dynamic_batch: bool = False
 
 
+@dataclass
 class RolloutSource:
     """Takes ``prompts`` as the controller needs them, and records the outcome of each in their frontier.
     ``min_rollouts`` of a step: one for each rank. ``temperature``: of rows without their own."""
 
-    def __init__(
-        self,
-        controller: RolloutController,
-        prompts: PromptStream,
-        sampling: Sampling,
-        min_rollouts: int = 1,
-        temperature: float = 1.0,
-    ) -> None:
-        self._controller = controller
-        self.prompts = prompts
-        self._sampling = sampling
-        self._min_rollouts = min_rollouts
-        self._temperature = temperature
-        self._failures = FailureWindow(max(_MIN_WINDOW, 2 * controller.config.consumer_batch_size))
-        self._last = time.monotonic()
-        self._taken: list[Rollout] = []
-        self._taken_at = 0.0  # Unix time
-        controller.ends()  # starts the record
+    controller: RolloutController
+    prompts: PromptStream
+    sampling: Sampling
+    min_rollouts: int = 1
+    temperature: float = 1.0
+    _taken: list[Rollout] = field(default_factory=list)
+    _taken_at: float = 0.0  # Unix time
+    _last: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._failures = FailureWindow(max(_MIN_WINDOW, 2 * self.controller.config.consumer_batch_size))
+        self.controller.ends()  # starts the record
 
     def take(self) -> RolloutBatch:
         """Return the next batch; one that is too small is merged with the one after it. Raises TimedOut,
         RolloutsFailed, PromptsFailed."""
-        sampling = self._sampling
+        sampling = self.sampling
         rollouts: list[Rollout] = []
-        while len(rollouts) < self._min_rollouts:
+        while len(rollouts) < self.min_rollouts:
             self._record_ends()
-            rollouts += self._controller.take_prepared(
+            rollouts += self.controller.take_prepared(
                 self.prompts,
                 sampling.workflow,
                 sampling.workflow_kwargs,
@@ -151,14 +146,14 @@ class RolloutSource:
                 sampling.dynamic_batch,
             )
         self._taken, self._taken_at = rollouts, time.time()
-        version = self._controller.get_version()
-        batch, groups = to_batch(rollouts, self._temperature)
+        version = self.controller.get_version()
+        batch, groups = to_batch(rollouts, self.temperature)
         positions = tuple(rollout.data.position for rollout in rollouts)  # type: ignore[attr-defined]
         return RolloutBatch(batch, groups, positions, self._metrics(rollouts, batch, version), images_of(rollouts))
 
     def consumed(self, positions: Sequence[int], step: int) -> None:
         """Record that these prompts were trained on, in ``step``."""
-        about = {"areal.step": step, "areal.weight_version": self._controller.get_version()}
+        about = {"areal.step": step, "areal.weight_version": self.controller.get_version()}
         tracing.record_step("training_step", [rollout.span for rollout in self._taken], self._taken_at, about)
         self.prompts.frontier.consume(positions)
         self._failures.ended(len(positions))
@@ -169,11 +164,11 @@ class RolloutSource:
         remaining, episodes = iter(advantages), list[Episode]()
         for rollout in self._taken:
             own = list(islice(remaining, len(rollout.trajectory["attention_mask"])))
-            episodes += episodes_of(rollout, self._controller.model, step=step, advantages=own)
+            episodes += episodes_of(rollout, self.controller.model, step=step, advantages=own)
         write_step(folder, step, episodes)
 
     def _record_ends(self) -> None:
-        for end in self._controller.ends():
+        for end in self.controller.ends():
             self._record_end(end)
         if self._failures.is_exceeded:
             count, window = self._failures.count, self._failures.window
@@ -207,7 +202,7 @@ class RolloutSource:
         ages = (version - batch["versions"][mask]).float()
         now, before = time.monotonic(), self._last
         self._last = now
-        stats = self._controller.export_stats()
+        stats = self.controller.export_stats()
         temperatures = batch["token_temperatures"][mask] if "token_temperatures" in batch else torch.ones(1)
         numbers: Metrics = {
             "temperature/mean": float(temperatures.mean()),
@@ -351,15 +346,15 @@ def rollout_controller(config: PPOConfig, folder: RunFolder) -> RolloutControlle
     )
 
 
+@dataclass
 class Validation:
     """The results of an evaluation: the rewards of each prompt's ``samples``, and the lengths of the answers."""
 
-    def __init__(self, evaluator: EvaluatorConfig, samples: int) -> None:
-        self._evaluator = evaluator
-        self._samples = samples
-        self._scores: list[PromptScores] = []
-        self._lengths: list[float] = []
-        self._truncated: list[float] = []
+    evaluator: EvaluatorConfig
+    samples: int
+    _scores: list[PromptScores] = field(default_factory=list)
+    _lengths: list[float] = field(default_factory=list)
+    _truncated: list[float] = field(default_factory=list)
 
     def add(self, rollouts: Sequence[Rollout]) -> None:
         for rollout in rollouts:
@@ -385,7 +380,7 @@ class Validation:
             "reward/mean": self.reward,
             "reward/std": statistics.pstdev(rewards) if rewards else math.nan,
             "rollouts": float(len(rewards)),
-            "failed": float(max(0, prompts * self._samples - len(rewards))),
+            "failed": float(max(0, prompts * self.samples - len(rewards))),
         }
         for name, estimate in self._estimates().items():
             if name != "reward":
@@ -400,7 +395,7 @@ class Validation:
 
     def summary(self, metrics: Metrics) -> str:
         """Return the result of ``metrics`` as one line for the log."""
-        parts, share = [], f"{self._evaluator.confidence:.4g}"
+        parts, share = [], f"{self.evaluator.confidence:.4g}"
         for name in self._estimates():
             interval = (
                 f" ({metrics[f'{name}/low']:.4f} to {metrics[f'{name}/high']:.4f})" if f"{name}/low" in metrics else ""
@@ -412,8 +407,7 @@ class Validation:
         return ", ".join(parts)
 
     def _estimates(self) -> Mapping[str, Estimate]:
-        evaluator = self._evaluator
-        return estimates(self._scores, self._samples, evaluator.pass_threshold, evaluator.confidence)
+        return estimates(self._scores, self.samples, self.evaluator.pass_threshold, self.evaluator.confidence)
 
 
 class Evaluation:
