@@ -24,9 +24,8 @@ from areal.runtime.runs import (
     read_child,
     read_end,
     read_intent,
-    stage_record,
+    read_stage,
 )
-from areal.wire.stage import FAILING
 
 _HALTED = "Tt"  # by a signal (SIGSTOP), or by a debugger
 _SETTLE_TRIES = 60  # a quarter of a second: a supervisor on a loaded machine may have to wait for its turn
@@ -230,7 +229,8 @@ def _of_child(
     """Return the state of a run whose supervisor lives and has started the component."""
     restarts, last_exit = child.restarts, child.last_exit
     if runs:
-        failing = "" if spec.url else str((stage_record(folder) or {}).get(FAILING, ""))
+        stage = None if spec.url else read_stage(folder)
+        failing = stage.failing if stage is not None else ""
         pid, started_at = child.pid, child.started_at
         return RunState(
             spec, Phase.RUNNING, pid, identity.pid, started_at, restarts, last_exit, halted=halted, failing=failing

@@ -32,6 +32,7 @@ from areal.runtime.backends.base import (
     Stage,
 )
 from areal.runtime.identity import ProcessIdentity, same_boot
+from areal.wire.stage import FAILING
 
 _UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,127}")
 _NEW = ".new-"
@@ -375,18 +376,14 @@ class RunStore:
         return sorted(found)
 
     def stage(self, uid: str) -> Stage | None:
-        """Return the component's own words, or None; whatever it wrote, reading it never fails."""
-        record = stage_record(self.folder(uid))
-        if record is None or not isinstance(record.get("stage"), str):
-            return None
-        done, total = record.get("done"), record.get("total")
-        return Stage(
-            record["stage"], done if isinstance(done, int) else None, total if isinstance(total, int) else None
-        )
+        return read_stage(self.folder(uid))
 
 
-def stage_record(folder: str) -> dict[str, Any] | None:
-    try:
-        return records.read_object(folder, records.STAGE)
-    except (OSError, ValueError):
-        return None
+def read_stage(folder: str) -> Stage | None:
+    """Return the component's own words, or None; whatever it wrote, reading it never fails."""
+    with contextlib.suppress(OSError, ValueError):
+        record = records.read_object(folder, records.STAGE) or {}
+        done, total = (value if isinstance(value := record.get(name), int) else None for name in ("done", "total"))
+        if isinstance(record.get("stage"), str):
+            return Stage(record["stage"], done, total, str(record.get(FAILING, "")))
+    return None

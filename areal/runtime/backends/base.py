@@ -222,11 +222,12 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Stage:
-    """Startup progress that a component reports: ``loading weights``, 3 of 7."""
+    """Startup progress that a component reports: ``loading weights``, 3 of 7. ``failing``: why its work fails."""
 
     stage: str
     done: int | None = None
     total: int | None = None
+    failing: str = ""
 
 
 class ProblemKind(StrEnum):
