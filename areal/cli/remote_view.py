@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from areal.cli.output import Column, Table, field
+from areal.cli.output import Column, Row, Table, field
 from areal.client.gateway import GatewayClient, KeyRefused
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
@@ -123,7 +123,6 @@ def _with_detail(error: ArealError) -> str:
     return f"{error.message}: {error.detail}" if error.detail else error.message
 
 
-Document = dict[str, Any]
 T = TypeVar("T")
 _POLL_S = 1.0
 _LOOK_S = 4.0  # with a stopped router, the gateway takes longer than this to respond
@@ -160,7 +159,7 @@ def get_remote(chosen: GatewayClient, targets: Sequence[str]) -> Table:
     if kinds - served:
         raise UsageFault(f"a gateway serves models, and has no {', '.join(sorted(kinds - served))}")
     wanted, kinds = refs, kinds or served
-    rows = [row for row in documents(chosen) if row["kind"] in kinds]
+    rows: list[Row] = [row for row in documents(chosen) if row["kind"] in kinds]
     if wanted:
         by_ref = {Ref(row["kind"], row["metadata"]["name"]): row for row in rows}
         lost = next((ref for ref in wanted if ref not in by_ref), None)
@@ -227,12 +226,11 @@ def _listing(document: Any) -> list[Mapping[str, Any]] | None:
     return None if models is None else [model for model in models if model.get("id")]
 
 
-def documents(chosen: GatewayClient) -> list[Document]:
+def documents(chosen: GatewayClient) -> list[dict[str, object]]:
     """Return the documents of the gateway, as an InferenceService, and of its models."""
     answers = look(chosen)
     models = model_healths(answers)
-    service = _document(INFERENCE_SERVICE, _NAME, chosen, service_health(answers))
-    service["status"]["models"] = len(models)
+    service = _document(INFERENCE_SERVICE, _NAME, chosen, service_health(answers), models=len(models))
     return [service, *(_document(MODEL, name, chosen, health) for name, health in models.items())]
 
 
@@ -240,13 +238,13 @@ def _fraction(health: Health) -> str | None:
     return health.fraction if health.desired else None
 
 
-def _document(kind: str, name: str, chosen: GatewayClient, health: Health) -> Document:
-    status = {"ready": _fraction(health), "phase": health.phase, "address": chosen.url}
-    status |= {"reason": health.reason, "message": health.message}
+def _document(kind: str, name: str, chosen: GatewayClient, health: Health, **more: int) -> dict[str, object]:
+    status: dict[str, object] = {"ready": _fraction(health), "phase": health.phase, "address": chosen.url}
+    status |= {"reason": health.reason, "message": health.message, **more}
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": {}, "status": status}
 
 
-def workers(chosen: GatewayClient) -> list[Document]:
+def workers(chosen: GatewayClient) -> list[dict[str, object]]:
     """Return the router's workers; needs the admin key. Raises ArealError."""
     found = _checked(chosen, "/workers", chosen.ask("GET", "/workers"), _object)
     if isinstance(found, ArealError):
@@ -254,7 +252,7 @@ def workers(chosen: GatewayClient) -> list[Document]:
     return [dict(row) for row in _entries(found, "workers") or []]
 
 
-def describe_remote(chosen: GatewayClient, ref: Ref) -> Document:
+def describe_remote(chosen: GatewayClient, ref: Ref) -> dict[str, object]:
     """Return the document of a model (or the service) with its workers, or with the error of reading them."""
     document = dict(get_remote(chosen, [str(ref)]).rows[0])
     try:
@@ -266,7 +264,7 @@ def describe_remote(chosen: GatewayClient, ref: Ref) -> Document:
     return document
 
 
-def model_rows(chosen: GatewayClient, answers: GatewayAnswers | None = None) -> list[Document]:
+def model_rows(chosen: GatewayClient, answers: GatewayAnswers | None = None) -> list[dict[str, object]]:
     """Return the rows of ``inf models``."""
     answers = answers or look(chosen)
     owners = (
@@ -287,7 +285,7 @@ def model_rows(chosen: GatewayClient, answers: GatewayAnswers | None = None) -> 
     ]
 
 
-def _weights(answers: GatewayAnswers, model: str) -> Document | None:
+def _weights(answers: GatewayAnswers, model: str) -> dict[str, object] | None:
     """Return the newest version that a worker of the model serves; a gateway does not know who wrote it."""
     versions = [row.get("version") for row in answers.worker_rows if row.get("model") == model]
     known = sorted({version for version in versions if isinstance(version, int)})
@@ -296,9 +294,15 @@ def _weights(answers: GatewayAnswers, model: str) -> Document | None:
     return {"path": None, "version": known[-1], "writer": None, **({"others": known[:-1]} if known[1:] else {})}
 
 
-def service_status(chosen: GatewayClient) -> Document:
+def service_status(chosen: GatewayClient) -> dict[str, object]:
     """Return the document of ``inf status``. An unreachable gateway is a status, not an error."""
-    document: Document = {"service": _NAME, "address": chosen.url, "models": [], "components": [], "ready": None}
+    document: dict[str, object] = {
+        "service": _NAME,
+        "address": chosen.url,
+        "models": [],
+        "components": [],
+        "ready": None,
+    }
     try:
         answers = look(chosen)
     except ArealError as error:

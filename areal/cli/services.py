@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 _LOOK_S = 2.0
 _SCALE_S = 1800.0
-Document = dict[str, Any]
 
 
 def noun(kind: str) -> str:
@@ -68,7 +67,7 @@ def gateway_options(port: int) -> Decorator[Any]:
     )
 
 
-def with_applied(cli: Invocation, wanted: Document, *, force: bool) -> Document:
+def with_applied(cli: Invocation, wanted: dict[str, Any], *, force: bool) -> dict[str, Any]:
     """Complete the manifest of the given flags with the applied manifest, so that the command changes only the fields
     of its flags."""
     from areal.reconcilers.desired import over_applied
@@ -80,7 +79,7 @@ def with_applied(cli: Invocation, wanted: Document, *, force: bool) -> Document:
 def run_service(
     cli: Invocation,
     ref: Ref,
-    manifests: list[Document],
+    manifests: list[dict[str, object]],
     *,
     seconds: float,
     detach: bool,
@@ -100,7 +99,7 @@ def run_service(
 
 
 def _start(
-    cli: Invocation, context: Context, ref: Ref, manifests: list[Document], force: bool, seconds: float
+    cli: Invocation, context: Context, ref: Ref, manifests: list[dict[str, object]], force: bool, seconds: float
 ) -> Outcome:
     """Apply the manifests, and resume a service that `stop --keep-state` has suspended."""
     from areal.reconcilers import operations
@@ -204,7 +203,7 @@ limit_option: Decorator[Any] = click.option(
 
 
 def emit_sessions(
-    cli: Invocation, sessions: Iterator[Document], limit: int, columns: Sequence[Column], *, name: str
+    cli: Invocation, sessions: Iterator[dict[str, object]], limit: int, columns: Sequence[Column], *, name: str
 ) -> None:
     """Print the first ``limit`` sessions, and whether there are more. ``name``: the field with the session's id."""
     found = list(islice(sessions, limit + 1))
@@ -295,7 +294,7 @@ def list_services(
     return report_unreadable(cli, unreadable)
 
 
-def _service_row(home: HomeView, item: StoredObject, state: ObjectStatus) -> Document:
+def _service_row(home: HomeView, item: StoredObject, state: ObjectStatus) -> dict[str, object]:
     gateways = (run.pid for run in home.states([item.ref]) if run.spec.component == "gateway" and run.pid)
     return {
         "service": item.name,
@@ -313,7 +312,7 @@ _FINE = {"Ready", "Suspended"}
 
 def service_status(
     home: HomeView, found: StoredObject, members: Sequence[StoredObject] = ()
-) -> tuple[Document, dict[str, ObjectStatus]]:
+) -> tuple[dict[str, object], dict[str, ObjectStatus]]:
     """Return the document of ``status``, and the statuses of the service and its ``members`` by reference."""
     from areal.reconcilers.launch import key_path
 
@@ -338,7 +337,7 @@ def watch_service(
     cli: Invocation,
     kind: str,
     service: str | None,
-    look: Callable[[], Document],
+    look: Callable[[], dict[str, object]],
     page: Callable[[Mapping[str, object]], str],
     traffic_of: Callable[[GatewayClient], ServiceTraffic],
     *,
@@ -348,7 +347,7 @@ def watch_service(
     """Print the status of a service; with ``watch`` repeatedly, with its traffic. Returns the exit status."""
     traffic: ServiceTraffic | None = None
 
-    def document() -> Document:
+    def document() -> dict[str, object]:
         nonlocal traffic
         found = look()
         if watch and traffic is None:

@@ -33,8 +33,6 @@ _CALLS = frozenset(
 
 _FAILED_TURNS = ("agent", "infra")
 
-Document = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class TrafficSample:
@@ -44,7 +42,7 @@ class TrafficSample:
     at: float
     gateway: Page
     replicas: Mapping[str, Page]
-    workers: Sequence[Mapping[str, Any]] = ()
+    workers: Sequence[Row] = ()
 
 
 @dataclass
@@ -53,12 +51,12 @@ class ServiceTraffic:
     ``compare`` builds the document from two samples; ``rate``: the figure of the document that gets a history."""
 
     sample: Callable[[], TrafficSample]
-    compare: Callable[[TrafficSample, TrafficSample], Document]
+    compare: Callable[[TrafficSample, TrafficSample], Row]
     rate: str
     before: TrafficSample | None = None
     history: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
 
-    def look(self) -> Document:
+    def look(self) -> Row:
         """Take a sample and return the document. Raises ArealError if the gateway does not respond."""
         after = self.sample()
         found = self.compare(self.before or after, after)
@@ -103,7 +101,7 @@ def _metrics_page(url: str, key: str | None) -> Page | None:
 # Pure from here on; in the first document ``before`` is ``after``, and rates and quantiles are None.
 
 
-def inference_figures(before: TrafficSample, after: TrafficSample) -> Document:
+def inference_figures(before: TrafficSample, after: TrafficSample) -> Row:
     seconds = after.at - before.at
     replicas = [_replica(before, after, worker, seconds) for worker in after.workers]
     first, pace = (
@@ -122,7 +120,7 @@ def inference_figures(before: TrafficSample, after: TrafficSample) -> Document:
     }
 
 
-def _gateway(before: Page, after: Page, seconds: float) -> Document:
+def _gateway(before: Page, after: Page, seconds: float) -> dict[str, object]:
     def calls(labels: Mapping[str, str]) -> bool:
         return labels.get("route") in _CALLS
 
@@ -140,7 +138,9 @@ def _gateway(before: Page, after: Page, seconds: float) -> Document:
     }
 
 
-def _replica(before: TrafficSample, after: TrafficSample, worker: Mapping[str, Any], seconds: float) -> Document:
+def _replica(
+    before: TrafficSample, after: TrafficSample, worker: Mapping[str, Any], seconds: float
+) -> dict[str, object]:
     row = {
         "worker": worker["worker_id"],
         "model": worker.get("model"),
@@ -169,9 +169,11 @@ def _replica(before: TrafficSample, after: TrafficSample, worker: Mapping[str, A
     }
 
 
-def agent_figures(before: TrafficSample, after: TrafficSample) -> Document:
+def agent_figures(before: TrafficSample, after: TrafficSample) -> Row:
     seconds = after.at - before.at
-    pairs = [_pair(name, before.replicas.get(name, page), page, seconds) for name, page in after.replicas.items()]
+    pairs: list[Row] = [
+        _pair(name, before.replicas.get(name, page), page, seconds) for name, page in after.replicas.items()
+    ]
     first, now = before.gateway, after.gateway
 
     def outcome(*names: str) -> float | None:
@@ -194,7 +196,7 @@ def agent_figures(before: TrafficSample, after: TrafficSample) -> Document:
     }
 
 
-def _pair(name: str, before: Page, after: Page, seconds: float) -> Document:
+def _pair(name: str, before: Page, after: Page, seconds: float) -> dict[str, object]:
     return {
         "pair": name,
         "sessions": after.total("areal_sessions_open"),
@@ -214,7 +216,7 @@ def rate(count: float, seconds: float) -> float | None:
     return round(count / seconds, 3) if seconds > 0 else None
 
 
-def quantiles(cumulative: Mapping[float, float], seconds: float) -> Document | None:
+def quantiles(cumulative: Mapping[float, float], seconds: float) -> dict[str, object] | None:
     """Return p50 and p99; None for the first sample, and without requests since the previous sample."""
     middle, far = quantile(cumulative, 0.5), quantile(cumulative, 0.99)
     if seconds <= 0 or middle is None or far is None:
@@ -244,7 +246,7 @@ _REPLICAS = (
 )
 
 
-def inference_page(document: Document, *, wide: bool) -> str:
+def inference_page(document: Row, *, wide: bool) -> str:
     """Render inference traffic. Pairs of figures are p50 and p99 since the previous sample."""
     gateway = document["gateway"]
     failed = f", {text_of(gateway['failuresPerSecond'])}/s failed" if gateway["failuresPerSecond"] else ""

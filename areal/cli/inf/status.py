@@ -48,7 +48,7 @@ def ps(cli: Invocation, all_: bool) -> int:
     def remote(chosen: GatewayClient) -> Mapping[str, Any]:
         from areal.cli.remote_view import service_status as remote_status
 
-        found = remote_status(chosen)
+        found: Mapping[str, Any] = remote_status(chosen)
         return {**found, "models": len(found["models"])}
 
     return list_services(cli, INFERENCE_SERVICE, _SERVICES, all_=all_, own=own, remote=remote)
