@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_TIMES = "timeperf"
 
 
 class ReduceType(Enum):
@@ -149,7 +148,7 @@ class StatsTracker:
         try:
             yield
         finally:
-            self._add(f"{_TIMES}/{self._key(key)}", _one(time.perf_counter() - began))
+            self._add(f"timeperf/{self._key(key)}", _one(time.perf_counter() - began))
 
     def taken(self, key: str | None = None, *, reset: bool = True) -> Recorded:
         """Return the aggregates since the last call; with ``key``, only those under it. ``reset`` removes them."""

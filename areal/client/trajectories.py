@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import torch
 
 _DTYPES = {name: column.dtype for name, column in COLUMNS.items()}
-_ABOUT = "about.json"
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def from_json(data: Mapping[str, Any]) -> Trajectories:
 def from_npz(body: bytes) -> Trajectories:
     """Read trajectories from an npz archive. Pickled data is refused, so that nothing in the archive is executed."""
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
-        about = orjson.loads(archive.read(_ABOUT))
+        about = orjson.loads(archive.read("about.json"))
         columns = {
             name.removesuffix(".npy"): np.lib.format.read_array(io.BytesIO(archive.read(name)), allow_pickle=False)
             for name in archive.namelist()

@@ -218,7 +218,6 @@ class RewardScorer:
 
 _LONGEST_PAUSE_S = 15.0
 _MIN_UNREACHABLE = 4  # unanswered attempts in a row, on top of two for each concurrent episode, that end the run
-_NOTHING_TO_EXPORT = "nothing_to_export"
 
 Score = Callable[[Example, AgentResult], Awaitable[float]]
 
@@ -419,7 +418,7 @@ class Collection:
         except NotReady:
             return None
         except UnknownName as error:
-            if error.code == _NOTHING_TO_EXPORT:
+            if error.code == "nothing_to_export":
                 return None
             raise EpisodeFailed(FailureKind.LOST, f"session {session_id} is gone") from error
         except ValueError as error:

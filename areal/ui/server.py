@@ -32,7 +32,6 @@ from areal.ui.context import ViewContext
 from areal.ui.views import Marks, ViewReader, expect_reader
 
 STATIC = Path(__file__).parent / "static"
-_INDEX = "index.html"
 _MOST_BODY = 4 << 20
 _MOST_WATCHED = 8
 _IDLE_S = 60.0  # of a connection
@@ -331,7 +330,7 @@ def _failure(status: int, type: str, message: str, hint: str) -> Answer:
 
 def _static(path: str, known: str | None) -> Answer:
     """Return a file of the page; the page itself for a path that is none, which its router reads."""
-    file = _file(path) if path.startswith("/static/") else STATIC / _INDEX
+    file = _file(path) if path.startswith("/static/") else STATIC / "index.html"
     if file is None:
         return _failure(404, "NotFound", "there is no such file", "")
     content = file.read_bytes()

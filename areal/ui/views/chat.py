@@ -23,7 +23,6 @@ _ANSWER_S = 300.0
 _SESSION_S = 60.0
 _MOST_TOKENS = 4096
 _MOST_SESSIONS = 1000
-_TASK = "areal-ui"
 _keys: dict[tuple[str, str], str] = {}  # (address of the gateway, session) -> key
 
 
@@ -145,7 +144,7 @@ def _session(client: GatewayClient, model: str, session: Any) -> tuple[str, str]
     if len(_keys) >= _MOST_SESSIONS:
         raise Conflict(f"this server has kept {_MOST_SESSIONS} sessions", hint="start `areal ui` again")
     call = client._replace(timeout_s=_SESSION_S)
-    body = {"task_id": _TASK, "model": model, "online": False}
+    body = {"task_id": "areal-ui", "model": model, "online": False}
     status, found = call.ask("POST", "/rl/start_session", body)
     (started,) = call.checked("POST", "/rl/start_session", status, found)["sessions"]
     _keys[client.url, started["session_id"]] = started["session_api_key"]

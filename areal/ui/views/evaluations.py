@@ -65,6 +65,7 @@ def read(view: ViewContext) -> dict[str, Any]:
     confidence = float(own.summary.get("confidence", 0.95))
     pairs = (samples.scores(), before.scores()) if before is not None else None
     comparison = compare(*pairs, _threshold(own), confidence) if pairs is not None else None
+    changes = comparison.changes if comparison is not None else ()
     wanted = view.query.get("show") or ("changed" if before is not None else "all")
     rows = [row for row in _prompts(own, samples, before) if _is_shown(row, wanted)]
     document = _row(folder) | {
@@ -74,8 +75,8 @@ def read(view: ViewContext) -> dict[str, Any]:
         "choices": [each.name for each in _folders(view) if each != folder and (each / SUMMARY).is_file()],
         "difference": _estimates(comparison.document()) if comparison is not None else [],
         "isDropped": comparison is not None and comparison.dropped,
-        "better": sum(each.after > each.before for each in comparison.changes) if comparison is not None else 0,
-        "worse": sum(each.after < each.before for each in comparison.changes) if comparison is not None else 0,
+        "better": sum(each.after > each.before for each in changes),
+        "worse": sum(each.after < each.before for each in changes),
         "both": comparison.reward.prompts if comparison is not None else 0,
         "show": wanted,
         "damaged": list(samples.summary.damaged),

@@ -18,7 +18,6 @@ from areal.reconcilers.prepare import drift
 from areal.ui.context import ViewContext
 from areal.ui.views import home
 
-_PASTED = "-"
 _MANIFESTS = (".yaml", ".yml", ".json")
 
 
@@ -42,7 +41,7 @@ def _plan(view: ViewContext) -> Plan:
         text = view.body.get("text")
         if not isinstance(text, str) or not text.strip():
             raise UsageFault("no manifest was given", hint="paste a manifest, or give its path")
-        return diff(context, ApplyRequest(RenderRequest(files=(_PASTED,), stdin=text), assume_capacity=assume))
+        return diff(context, ApplyRequest(RenderRequest(files=("-",), stdin=text), assume_capacity=assume))
     path = view.query.get("path")
     if not path:
         return drift(context, assume_capacity=assume)
