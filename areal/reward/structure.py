@@ -141,16 +141,13 @@ def _without_domain(found: Formula) -> Formula:
             continue
         rest = [each for each in found[i:] if each.text not in ("{", "}", "(", ")", ",", "and")]
         body = [each for each in rest if each.kind == "s" or each.text.casefold() not in _QUANTIFIERS]
-        names = {each.text for each in body if each.kind == "s" and len(each.text) == 1 and each.text.islower()}
-        others = " ".join(each.text for each in body if each.text not in names)
-        is_set = re.fullmatch(r"∈ (?:- ∞ ∞|mathbb \w)\S*(?: \S+)*", others) and not re.search(r"[<]", others)
-        is_natural = names <= set("kmn") and re.fullmatch(r"(?:> 0|≥ [01])", others)
-        is_domain = re.match("≠", others) and not {"<", ">", "≤", "≥", "≠"} & set(texts[:i]) and names <= set(texts[:i])
-        if (
-            len(names) < 3
-            and names <= set(texts[:i])
-            and (is_domain or (names and is_set) or is_natural or (len(body) < len(rest) and not others))
-        ):
+        names = {each.text for each in body if each.kind == "s" and each.text.islower()}
+        condition = " ".join(each.text for each in body if each.text not in names)
+        domains = r"∈ (?:- ∞ ∞|mathbb \w)[^<]*" if names else "-"
+        domains += r"|> 0|≥ [01]" if names <= set("kmn") else ""
+        domains += "" if set("<>≤≥≠") & {*texts[:i]} else r"|≠.*"
+        domains += "|" if len(body) < len(rest) else ""
+        if names <= {*texts[:i]} and re.fullmatch(domains, condition):
             return found[:i]
     return found
 
