@@ -261,7 +261,8 @@ def _relation(sides: list[Formula], operators: list[str]) -> Node:
     are_names = all(_is_name(each) and len(each) == 1 for each in sides[:-1]) and not _is_name(sides[-1])
     if len(sides) > 2 and are_names and set(operators) == {"="}:  # x = y = 1
         return Group(",", tuple(_relation([each, sides[-1]], ["="]) for each in sides[:-1]))
-    is_named = not sides[0] or _is_name(sides[0])
+    is_chain = len(sides) > 2 and has_kind(sides[-1], "nf") and not names_in(*sides[1:])  # a/(1-r) = 3/(1-1/4) = 4
+    is_named = not sides[0] or _is_name(sides[0]) or is_chain
     if not is_named and names_in(*sides):
         return Relation(tuple(sides), tuple(operators))
     name = "".join(each for each in texts_of(sides[0]) if each not in "{}") if is_named else ""
