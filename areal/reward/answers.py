@@ -100,6 +100,7 @@ _THUS = re.compile(
     r"(?i)\A(?:(?:thus|therefore|hence|so|then|finally|in conclusion|(?:most )?likely|probably),?\s+)?"
     r"(?:(?:we (?:find|see|conclude|get|know|deduce)|it follows|this (?:means|shows|implies)) that )?"
 )
+_UNBRACED = re.compile(r"[^\s${][^\s$]*")
 _WINDOW = 80
 _MEASURED = (
     r"(?:h(?:(?:ou)?rs?)?|min(?:ute)?s?|sec(?:ond)?s?|days?|weeks?|f(?:ee|oo)?t|inch(?:es)?|yards?|dollars?"
@@ -240,9 +241,9 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
     covered = 0
     for box in boxes[-_MOST_BOXES:]:
         if box.start() >= covered:
-            start, end = _argument(text, box.end())
-            arguments.append((box.start(), start, end))
-            covered = end or start + len(text[start:].partition("\n")[0])
+            end = _argument_end(text, box.end())
+            arguments.append((box.start(), box.end(), end))
+            covered = end or box.end() + len(text[box.end() :].partition("\n")[0])
     found: list[tuple[str, str]] = []
     after = 0
     for begin, start, end in reversed(arguments):
@@ -265,13 +266,10 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
     return ", ".join(name * are_named + content for name, content in found) if found else None
 
 
-def _argument(text: str, start: int) -> tuple[int, int]:
-    """Start and end, with braces, of the argument of the LaTeX command that ends at ``start``. The end is 0 if the
-    argument is missing or truncated."""
-    if text[start : start + 1] == "{":
-        return start, group(text, start)[1]
-    argument = re.match(r"[^\s$]+", text[start:])
-    return start, start + argument.end() if argument else 0
+def _argument_end(text: str, start: int) -> int:
+    """End of the LaTeX argument, in braces or not, at ``start``; 0 if it is missing or truncated."""
+    argument = _UNBRACED.match(text, start)
+    return argument.end() if argument else group(text, start)[1] if text[start : start + 1] == "{" else 0
 
 
 def _last_in_prose(text: str, doubt: bool = False) -> str | None:
@@ -324,11 +322,6 @@ def as_number(text: str | None) -> Fraction | None:
     return exact_number(_read(text)) if text else None
 
 
-def _plain(found: Formula) -> str:
-    """Return the tokens, without braces around a single one."""
-    return re.sub(r"\{\0([^\0]+)\0\}", r"\1", "\0".join(texts_of(found)))
-
-
 def same_expression(answer: str, right: str) -> bool:
     """Return whether both are mathematically equal, or the same text if they are not mathematics."""
     if answer.strip() == right.strip():
@@ -341,7 +334,8 @@ def same_expression(answer: str, right: str) -> bool:
         return False
     if choice and other and (choice != other or not rest or not other_rest):
         return choice == other
-    if found and _plain(found) == _plain(wanted):
+    plain, other_plain = (re.sub(r"\{\0([^\0]+)\0\}", r"\1", "\0".join(texts_of(each))) for each in (found, wanted))
+    if found and plain == other_plain:
         return True
     pairs = {(found, wanted), (rest, other_rest)}
     if not _ASIDES.search(right):
