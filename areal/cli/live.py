@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from areal.cli.output import cell_width, longest, paint_state
+from areal.cli.output import Column, cell_width, longest, paint_state
 from areal.dataclasses import dataclass, replace
 from areal.numbers import age
 from areal.terminal import ESCAPE, style
@@ -47,12 +47,6 @@ class LiveTarget(NamedTuple):
     replica: int | None = None
 
 
-class LiveColumn(NamedTuple):
-    title: str
-    right: bool = False
-    state: bool = False
-
-
 class LiveRow(NamedTuple):
     """A row of a table. ``order``: the values by which each column is sorted."""
 
@@ -69,7 +63,7 @@ class Pane:
     the first that are scrolled out."""
 
     title: str
-    columns: tuple[LiveColumn, ...] = ()
+    columns: tuple[Column, ...] = ()
     rows: tuple[LiveRow, ...] = ()
     note: str = ""
     selected: str = ""

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from areal.cli.live import (
     Live,
-    LiveColumn,
     LivePage,
     LiveRow,
     LiveTarget,
@@ -424,7 +423,7 @@ def show_live(
 
 
 def pane_of(table: Table, title: str, *, wide: bool, sort_by: str | None = None) -> Pane:
-    columns = [column for column in table.columns if wide or not column.wide]
+    columns = tuple(column for column in table.columns if wide or not column.wide)
     rows = tuple(
         LiveRow(
             text_of(table.name(row)),
@@ -435,8 +434,9 @@ def pane_of(table: Table, title: str, *, wide: bool, sort_by: str | None = None)
         for row in table.sorted(sort_by)
     )
     notes = [table.note, *(f"{path} is unreadable: {reason}" for path, reason in table.unreadable)]
-    titles = tuple(LiveColumn(column.title, column.right, column.state) for column in columns)
-    return Pane(title, titles, rows, text_of("; ".join(filter(None, notes))) if any(notes) else "", at=time.monotonic())
+    return Pane(
+        title, columns, rows, text_of("; ".join(filter(None, notes))) if any(notes) else "", at=time.monotonic()
+    )
 
 
 def _target(row: Row) -> LiveTarget:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from areal.cli.live import (
     HELP,
     Live,
-    LiveColumn,
     LivePage,
     LiveRow,
     LiveTarget,
@@ -29,7 +28,7 @@ from areal.cli.live_terminal import keys_of, pane_of
 from areal.cli.output import Column, Table, cell_width, field, orderable
 from areal.terminal import ESCAPE, spelled, style
 
-COLUMNS = (LiveColumn("NAME"), LiveColumn("COUNT", right=True), LiveColumn("STATUS", state=True))
+COLUMNS = (field("NAME", "name"), field("COUNT", "count", right=True), field("STATUS", "status", state=True))
 
 
 def row(name: str, count: int = 0, status: str = "Ready") -> LiveRow:
