@@ -172,7 +172,8 @@ def convert(source: Framework, given: Mapping[str, object]) -> Draft:
     for key, value in values.items():
         rule = source.rule(key, values)
         if isinstance(value, NotLiteral) and rule.fate in (Fate.MAPPED, Fate.REFUSED):
-            entries.append(Entry(key, str(value), Fate.REFUSED, note=value.note))
+            fate = Fate.IGNORED if rule.target in _NAMES else Fate.REFUSED
+            entries.append(Entry(key, str(value), fate, note=value.note))
             unusable.add(key)
             continue
         entry, target_value = rule.entry(key, value)
