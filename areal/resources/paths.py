@@ -101,6 +101,8 @@ def import_fault(name: str, places: Sequence[str]) -> str | None:
     module, colon, attributes = name.partition(":")
     if not colon and not name.endswith(".py"):
         module, _, attributes = name.rpartition(".")
+    if not module:
+        return "it is not module:name or path/to/file.py:name"
     found = module_of(module, places)
     if isinstance(found, str):
         if found.endswith(".py"):

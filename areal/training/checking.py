@@ -86,7 +86,7 @@ def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]
     hooks = ("loss_fn", "advantage_fn", "gae_lambda")
     named += [(("actor", name), hook) for name in hooks if isinstance(hook := getattr(config.actor, name), str)]
     for path, name in named:
-        if (":" in name or "." in name) and (fault := import_fault(name, ["", *sys.path])) is not None:
+        if name and (fault := import_fault(name, ["", *sys.path])) is not None:
             yield path, f"{name!r}: {fault}"
     for name in filter(None, rewards):
         try:

@@ -69,6 +69,9 @@ def faults(folder: Path, values: dict[str, Any] | str, *overrides: str, **reques
         ({"actor": {"path": "model", "loss_fn": "rewards:los"}}, ["actor", "loss_fn"], "no 'los'"),
         ({"actor": {"path": "model", "advantage_fn": "rewads:right"}}, ["actor", "advantage_fn"], "no module rewads"),
         ({"actor": {"path": "model", "gae_lambda": "rewads:right"}}, ["actor", "gae_lambda"], "no module rewads"),
+        ({"reward_fn": "right"}, ["reward_fn"], "module:name or path/to/file.py:name"),
+        ({"workflow": "rlvr"}, ["workflow"], "module:name or path/to/file.py:name"),
+        ({"actor": {"path": "model", "gae_lambda": "high"}}, ["actor", "gae_lambda"], "module:name or path/to"),
         ({"workflow": "areal.workflow.rlvr:RLVRWorkflo"}, ["workflow"], 'did you mean "RLVRWorkflow"'),
     ],
 )
