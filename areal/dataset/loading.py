@@ -88,6 +88,8 @@ def _formatted(
 ) -> Row:
     try:
         row = _with_kwargs(row, template_kwargs)
+        if "messages" in row and _are_objects(functions := row.get("functions"), "name"):  # from before tools
+            row = {**row, "tools": row.get("tools") or functions}
         if images is not None and kind == "rl":
             row = images.checked(row)
         elif pictures := [name for name in _PICTURES if row.get(name)]:
@@ -231,8 +233,13 @@ def _pair(row: Row, tokenizer: Any) -> Row:
     return {"chosen_ids": learned[0].learned_ids, "rejected_ids": learned[1].learned_ids, **lengths}
 
 
-def _is_conversation(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) and "role" in each for each in value)
+def _is_conversation(value: object) -> bool:
+    return _are_objects(value, "role")
+
+
+def _are_objects(value: object, key: str) -> bool:
+    """Return whether the value is a list of objects that have this key."""
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) and key in each for each in value)
 
 
 def _question(row: Row) -> tuple[str, tuple[str, ...]]:

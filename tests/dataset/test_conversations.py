@@ -91,6 +91,17 @@ def test_parquet_nulls_are_treated_as_absent(tmp_path: Path, tokenizers: Any, na
     assert list(read) == list(plain)
 
 
+def test_functions_of_a_row_are_its_tools(tmp_path: Path, tokenizers: Any) -> None:
+    asked = {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": "{}"}}
+    rows: list[dict[str, Any]] = [
+        {"messages": [USER, asked], "functions": [WEATHER["function"]], "tools": None},
+        {"messages": [USER, called({})], "tools": [WEATHER]},
+    ]
+    file = str(lines(tmp_path / "f.jsonl", rows))
+    old, new = get_custom_dataset(path=file, type="sft", tokenizer=tokenizers("qwen3"))
+    assert old == new
+
+
 def test_prompt_length_counts_the_tools(tmp_path: Path, tokenizers: Any) -> None:
     tokenizer = tokenizers("qwen3")
     row = {"messages": [USER], "tools": json.dumps([WEATHER])}
