@@ -36,11 +36,12 @@ class Format(NamedTuple):
 
 
 def parse_format(text: str, extra: tuple[str, ...] = ()) -> Format:
-    if text.startswith(_JSONPATH):
+    text = text.removeprefix("=")  # `-o=json`, as kubectl takes it
+    if (expression := text.removeprefix(_JSONPATH)) != text and expression:
         from areal.resources.jsonpath import compile_template
 
-        compile_template(text[len(_JSONPATH) :])
-        return Format("jsonpath", text[len(_JSONPATH) :])
+        compile_template(expression)
+        return Format("jsonpath", expression)
     if text in (*FORMATS, *extra):
         return Format(text)
     from areal.errors import UsageFault, did_you_mean
