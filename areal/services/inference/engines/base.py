@@ -262,12 +262,6 @@ class TokenEngine(TokenGenerator, Protocol):
         weights may still compute with others: see ``check_weights``.
         """
 
-    async def load_adapter(self, name: str, folder: str) -> None:
-        """Serve the LoRA adapter in ``folder`` (PEFT's format) as ``name``, replacing one of that name."""
-
-    async def unload_adapter(self, name: str) -> None:
-        """Remove the adapter ``name``. Raises EngineRefused if there is none."""
-
     async def release_memory(self) -> None:
         """Free the device memory of weights and cache. Nothing is generated until ``restore_memory``."""
 
@@ -415,11 +409,11 @@ async def _likeliest(engine: TokenGenerator, prompt: tuple[int, ...], **sampling
 
 
 async def _next_token(
-    engine: TokenGenerator, prompt: tuple[int, ...], adapter: str | None = None, **sampling: Any
+    engine: TokenGenerator, prompt: tuple[int, ...], **sampling: Any
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Return the log-probabilities of the sampled token, and of the most likely ones, after ``prompt``."""
     params = SamplingParams(max_new_tokens=1, ignore_eos=True, **sampling)
-    call = EngineCall(f"probe-{secrets.token_hex(8)}", (prompt,), params, adapter=adapter)
+    call = EngineCall(f"probe-{secrets.token_hex(8)}", (prompt,), params)
     sampled: dict[int, float] = {}
     likeliest: dict[int, float] = {}
     async with contextlib.aclosing(engine.generate(call)) as deltas:
@@ -453,11 +447,11 @@ def largest_gap(probe: WeightProbe, reported: Mapping[int, float]) -> float:
     return max((abs(probe.expected[token] - reported[token]) for token in common), default=float("inf"))
 
 
-async def check_weights(engine: TokenGenerator, probe: WeightProbe, *, adapter: str | None = None) -> float:
+async def check_weights(engine: TokenGenerator, probe: WeightProbe) -> float:
     """Compare the engine's log-probabilities with a plain forward pass, and return the largest difference in nats.
     Raises WeightsDiffer if it exceeds the tolerance. The engine must not be paused."""
     wanted = min(len(probe.expected), engine.capabilities.max_top_logprobs)
-    sampled, likeliest = await _next_token(engine, probe.input_ids, adapter, temperature=0.0, top_logprobs=wanted)
+    sampled, likeliest = await _next_token(engine, probe.input_ids, temperature=0.0, top_logprobs=wanted)
     reported = sampled | likeliest
     if not reported:
         raise EngineFailed("the engine gave no token to compare its weights by")

@@ -29,7 +29,6 @@ from areal.services.inference.engines.transport import (
     weight_source,
 )
 
-_NO_ADAPTERS = "this engine serves no LoRA adapters"
 _NO_RELEASE = "this engine cannot release its memory"
 _NO_GROUP = "this engine joins no process group"
 _NO_STAGING = "this engine stages no weights"
@@ -127,12 +126,6 @@ class EmbeddedClient(EngineClient):
 
     async def leave_group(self, name: str) -> None:
         await self._command("/weight_group/leave", {"name": name}, if_missing=_NO_GROUP)
-
-    async def load_adapter(self, name: str, folder: str) -> None:
-        await self._command("/load_adapter", {"name": name, "path": folder}, if_missing=_NO_ADAPTERS)
-
-    async def unload_adapter(self, name: str) -> None:
-        await self._command("/unload_adapter", {"name": name}, if_missing=_NO_ADAPTERS)
 
     async def release_memory(self) -> None:
         await self._command("/release_memory_occupation", if_missing=_NO_RELEASE, timeout_s=LOAD_S)

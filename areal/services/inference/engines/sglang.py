@@ -59,7 +59,6 @@ from areal.services.inference.engines.base import (
 )
 from areal.services.inference.engines.embedded.model_folder import open_checkpoint
 from areal.services.inference.engines.transport import (
-    COMMAND_S,
     LOAD_S,
     NO_SUCH_ROUTE,
     EngineClient,
@@ -80,7 +79,6 @@ from areal.services.inference.engines.transport import (
 
 _log = logging.getLogger(__name__)
 
-_NO_LORA = "this SGLang loads no adapters: start it with --enable-lora"
 _NOT_TAKEN = "the weights were not taken, the old ones serve on"
 _NO_STOPS = "SGLang does not stop at stop_token_ids where ignore_eos is set: leave one of them out"
 _IDLE_S = 10.0
@@ -274,7 +272,7 @@ class SglangClient(EngineClient):
     async def _update(self, path: str, body: Mapping[str, Any]) -> None:
         """Run a weight update. The module's docstring describes what happens after a failed one."""
         try:
-            await self._checked_command(path, body, LOAD_S)
+            await self._checked_command(path, body)
         except EngineRefused as refused:
             if _NOT_FLUSHED not in str(refused):
                 raise await self._judged(str(refused)) from refused
@@ -312,7 +310,7 @@ class SglangClient(EngineClient):
             "group_name": name,
             "backend": place.get("backend") or "gloo",
         }
-        await self._checked_command("/init_weights_update_group", body, LOAD_S)
+        await self._checked_command("/init_weights_update_group", body)
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
         """Check all shapes first: the server loads each tensor as it arrives."""
@@ -342,16 +340,16 @@ class SglangClient(EngineClient):
         finally:
             if self._has_sessions:
                 try:
-                    await self._checked_command("/end_weight_update", {}, LOAD_S)
+                    await self._checked_command("/end_weight_update", {})
                 except (EngineRefused, EngineUnsupported) as error:
                     raise EngineFailed(f"SGLang did not finish the new weights: {error}") from error
 
     async def _begin_session(self) -> None:
         try:
-            await self._checked_command("/begin_weight_update", {}, LOAD_S)
+            await self._checked_command("/begin_weight_update", {})
         except EngineRefused:  # a data proxy that died left one open
-            await self._checked_command("/end_weight_update", {}, LOAD_S)
-            await self._checked_command("/begin_weight_update", {}, LOAD_S)
+            await self._checked_command("/end_weight_update", {})
+            await self._checked_command("/begin_weight_update", {})
 
     async def leave_group(self, name: str) -> None:
         with contextlib.suppress(
@@ -359,20 +357,9 @@ class SglangClient(EngineClient):
         ):  # an older SGLang keeps the group, or it never joined
             await self._command("/destroy_weights_update_group", {"group_name": name})
 
-    async def load_adapter(self, name: str, folder: str) -> None:
-        _, listed = await self._get("/v1/models")
-        if name in adapters_of(listed):
-            await self.unload_adapter(name)
-        await self._checked_command("/load_lora_adapter", {"lora_name": name, "lora_path": folder}, if_missing=_NO_LORA)
-
-    async def unload_adapter(self, name: str) -> None:
-        await self._checked_command("/unload_lora_adapter", {"lora_name": name}, if_missing=_NO_LORA)
-
-    async def _checked_command(
-        self, path: str, body: Mapping[str, Any], timeout_s: float = COMMAND_S, if_missing: str | None = None
-    ) -> None:
-        """Send a command whose failure may come with status 200."""
-        answer = await self._command(path, body, if_missing=if_missing, timeout_s=timeout_s)
+    async def _checked_command(self, path: str, body: Mapping[str, Any]) -> None:
+        """Send a command of weights, whose failure may come with status 200."""
+        answer = await self._command(path, body, timeout_s=LOAD_S)
         if answer.get("success") is False:
             raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
 

@@ -76,9 +76,6 @@ from areal.services.inference.engines.transport import (
 from areal.wire.sampling import SamplingParams
 
 _WIRE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
-_NO_LORA = (
-    "this vLLM loads no adapters while it runs: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
-)
 _QUIET_S = 0.1  # without an event after a pause, all earlier ones have arrived
 _SETTLE_S = 5.0
 _WORKERS_S = 120.0
@@ -292,13 +289,6 @@ class VllmClient(EngineClient):
         if not isinstance(results, list) or not results:
             raise EngineFailed(f"vLLM's workers did not answer to {method}: {answer}")
         return [None if each in (None, "None") else str(each) for each in results]
-
-    async def load_adapter(self, name: str, folder: str) -> None:
-        body = {"lora_name": name, "lora_path": folder, "load_inplace": True}
-        await self._command("/v1/load_lora_adapter", body, if_missing=_NO_LORA)
-
-    async def unload_adapter(self, name: str) -> None:
-        await self._command("/v1/unload_lora_adapter", {"lora_name": name}, if_missing=_NO_LORA)
 
     async def release_memory(self) -> None:
         await self._command("/sleep", params={"level": "1"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import orjson
 import pytest
 
 from areal.services.inference.engines.base import EngineError, check_weights
@@ -40,19 +41,22 @@ async def test_base_model_calls_share_batch_with_adapters(engine: Subject, reque
     await check_side_by_side(engine, [None, "pirate", "poet", None, "pirate"])
 
 
+async def control(engine: Subject, route: str, **body: str) -> int:
+    data = orjson.dumps({"name": "guest", **body})
+    return (await engine.http.fetch("POST", engine.process.url, route, timeout_s=60, body=data)).status
+
+
 async def test_adapter_is_loaded_replaced_and_removed_at_runtime(engine: Subject) -> None:
+    if engine.kind != "embedded":
+        pytest.skip("only the embedded engine's routes are ours")
     for name in ("pirate", "poet"):
-        await engine.client.load_adapter("guest", str(engine.models.adapters[name]))
+        assert await control(engine, "/load_adapter", path=str(engine.models.adapters[name])) == 200
         assert "guest" in (await engine.client.state()).adapters
-        await check_weights(engine.client, probe(engine.models.adapted[name], PROMPT), adapter="guest")
-    await engine.client.unload_adapter("guest")
+        answer = await engine.run(PROMPT, max_new_tokens=2, ignore_eos=True, adapter="guest")
+        assert gap(engine.models.adapted[name], PROMPT, tokens(answer), told(answer)) < TOLERANCE
+    assert await control(engine, "/load_adapter", path=str(engine.models.folders[0])) == 400  # has no adapter
+    assert await control(engine, "/unload_adapter") == 200
     assert "guest" not in (await engine.client.state()).adapters
     with pytest.raises(EngineError):
         await engine.run(PROMPT, max_new_tokens=2, adapter="guest")
     await check_weights(engine.client, probe(engine.models.versions[0], PROMPT))
-
-
-async def test_rejects_folder_without_adapter(engine: Subject) -> None:
-    with pytest.raises(EngineError):
-        await engine.client.load_adapter("guest", str(engine.models.folders[0]))
-    assert "guest" not in (await engine.client.state()).adapters
