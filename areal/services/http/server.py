@@ -491,8 +491,10 @@ class HttpConnection(asyncio.Protocol):
         elif self._upgraded is not None:
             if self._upgraded.is_gone(now):
                 self._transport.abort()
-        elif self._reader.incoming is not None:
-            self._sweep_body(self._reader.incoming, now)
+        elif (incoming := self._reader.incoming) is not None:
+            patience_s = limits.body_grace_s + incoming.size / limits.body_bytes_per_s
+            if not self._read_paused and self._phase is _OPEN and now > self._reader.since + patience_s:
+                self._fail(ApiError(408, "the request's body did not arrive in time", code="request_timeout"))
         elif self._current is not None:
             return
         elif self._reader.in_head:
@@ -505,12 +507,6 @@ class HttpConnection(asyncio.Protocol):
         """Return whether the caller has closed its side, which the event loop does not report while paused."""
         sock = self._transport.get_extra_info("socket")
         return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _LEFT
-
-    def _sweep_body(self, request: Request, now: float) -> None:
-        if self._read_paused or self._phase is not _OPEN:
-            return
-        if now > self._reader.since + self._limits.body_grace_s + request.size / self._limits.body_bytes_per_s:
-            self._fail(ApiError(408, "the request's body did not arrive in time", code="request_timeout"))
 
     def _sweep_slow(self, now: float, patience_s: float) -> None:
         """Disconnect a caller that has read nothing for ``patience_s``. Reading slowly is allowed."""

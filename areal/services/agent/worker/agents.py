@@ -272,8 +272,8 @@ def openai_agent(agent: agents.Agent[Any], kwargs: Mapping[str, Any], tools: Seq
             running.cancel()
         output = running.final_output
         # The model's own text, and not the SDK's serialization of it. The output may also be a tool's result.
-        said = output if isinstance(output, str) else "" if output is None else to_json(output).decode()
-        return AgentResponse(turn.text or said)
+        text = output if isinstance(output, str) else "" if output is None else to_json(output).decode()
+        return AgentResponse(turn.text or text)
 
     return AgentAdapter(
         type(agent).__qualname__ + " of openai-agents", run, SimpleNamespace(close_all_sessions=http.aclose)
