@@ -18,11 +18,11 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import orjson
 
+from areal.dataclasses import dataclass, field, replace
 from areal.http import tracing
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.errors import ApiError
@@ -184,21 +184,15 @@ class WorkerSet:
         return True
 
 
+@dataclass(eq=False)
 class Updater:
     """The operations on pairs. ``address`` returns this gateway's own address, to which workers send join requests.
     ``writer``: who trains the weights. ``history``: where each update is recorded."""
 
-    def __init__(
-        self,
-        client: WorkerClient,
-        address: Callable[[], str | None] = lambda: None,
-        writer: str | None = None,
-        history: UpdateHistory | None = None,
-    ) -> None:
-        self._client = client
-        self._address = address
-        self._writer = writer
-        self._history = history or UpdateHistory()
+    _client: WorkerClient
+    _address: Callable[[], str | None] = lambda: None
+    _writer: str | None = None
+    _history: UpdateHistory = field(default_factory=UpdateHistory)
 
     async def connect(self, pair: Pair) -> None:
         """Connect every worker of both sides. On failure, disconnect the pair from all of them and raise ApiError

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import orjson
 
+from areal.dataclasses import dataclass
 from areal.http import headers as names
 from areal.http.client import HttpClient
 from areal.services.agent.data_proxy.inference import CallNames, RlSessions
@@ -56,24 +57,18 @@ _ACCEPTED_S = 0.01  # `accepted` is held for this time, to be sent together with
 _RESERVED = "areal_inference"
 
 
+@dataclass(eq=False)
 class PairRoutes:
     """The routes of one data proxy, and the expiry of its idle sessions."""
 
-    def __init__(
-        self,
-        config: AgentDataProxyConfig,
-        store: JournalStore[AgentJournal],
-        runner: TurnRunner,
-        worker: PairWorker,
-        rl: RlSessions,
-    ) -> None:
-        self._service_name = config.service
-        self._max_body_bytes = config.max_body_bytes
-        self._idle_timeout = config.idle_timeout
-        self._store = store
-        self._runner = runner
-        self._worker = worker
-        self._rl = rl
+    _config: AgentDataProxyConfig
+    _store: JournalStore[AgentJournal]
+    _runner: TurnRunner
+    _worker: PairWorker
+    _rl: RlSessions
+
+    def __post_init__(self) -> None:
+        self._idle_timeout = self._config.idle_timeout
 
     def add_to(self, service: Service) -> None:
         counter = service.metrics.counter
@@ -94,7 +89,7 @@ class PairRoutes:
     async def start(self, request: Request) -> Response:
         """Start a session, or return the open session that has the key."""
         body = await read_body(request, StartAgentSession, _BODY_BYTES)
-        if body.model not in (None, self._service_name):
+        if body.model not in (None, self._config.service):
             raise ApiError(404, f"no agent service {body.model!r}", code="model_not_found", param="model")
         _check_metadata(body.metadata)
         self._store.require(request.headers)
@@ -275,7 +270,7 @@ class PairRoutes:
         turn, it gets the recorded events. A turn that failed through no fault of the agent is not recorded under its
         key, so that a retry runs it again. Raises 422 for a key used with another message.
         """
-        asked = await read_body(request, TurnRequest, self._max_body_bytes)
+        asked = await read_body(request, TurnRequest, self._config.max_body_bytes)
         read_at = time.perf_counter()
         _check_metadata(asked.metadata)
         session = self._named(request)
