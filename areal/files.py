@@ -44,6 +44,16 @@ def replace_file(path: Path | str, content: bytes, *, mode: int = 0o600, durable
         sync_folder(folder)
 
 
+def lacks_room(error: OSError) -> bool:
+    """Return whether a write failed for lack of room: the disk, a quota or the limit of a file's size."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def disk_remedy(error: OSError | None) -> str:
+    """Return the next step after a failed write, for a hint. None: it failed in another process."""
+    return "free space" if error is None or lacks_room(error) else "check the disk"
+
+
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON as ``json.loads`` does, but raise ValueError where that raises RecursionError for a deeply nested
     value."""

@@ -269,14 +269,18 @@ def trouble_of(about: Mapping[str, object]) -> Trouble | None:
     message = f"calls are refused, since they cannot be recorded: {why}"
     if about.get("journal_is_corrupt") is True:
         return Trouble("NotRecording", message, "its journal is damaged: `areal restart` replaces the process")
-    return Trouble("NotRecording", message, "free space under $AREAL_HOME")
+    if about.get("journal_is_full") is False:
+        return Trouble("NotRecording", message, "check the disk of $AREAL_HOME: errors (dmesg), quota, file modes")
+    return Trouble("NotRecording", message, "free space under $AREAL_HOME")  # also of an earlier version
 
 
 def notice_of(about: Mapping[str, object]) -> Trouble | None:
     """Return the failure that a process reports for some of its requests; it serves the others."""
     if why := about.get("weights_not_kept"):
         message = f"weight updates fail, since the published version cannot be recorded: {why}"
-        return Trouble("WeightsNotKept", message, "free space under $AREAL_HOME")
+        lacks_room = about.get("weights_lack_room") is not False
+        hint = "free space under $AREAL_HOME" if lacks_room else "check the disk of $AREAL_HOME, and its file modes"
+        return Trouble("WeightsNotKept", message, hint)
     damaged = about.get("journal_damaged")
     if type(damaged) is not int or damaged <= 0:
         return None

@@ -18,7 +18,7 @@ from typing import Any
 
 from areal.dataclasses import asdict, dataclass, fields, replace
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
-from areal.files import sync_folder, try_lock
+from areal.files import disk_remedy, sync_folder, try_lock
 from areal.runtime import procfs, records
 from areal.runtime.backends.base import (
     NODE_HOST,
@@ -275,7 +275,7 @@ class RunStore:
                 raise
             raise ArealError(
                 f"cannot record run {spec.uid} in {folder}: {error.strerror}",
-                hint="free space or choose another folder with --home",
+                hint=f"{disk_remedy(error)} or choose another folder with --home",
             )
         return life
 

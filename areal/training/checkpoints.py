@@ -21,7 +21,7 @@ from typing import Any
 
 from areal.dataclasses import dataclass
 from areal.errors import ArealError
-from areal.files import parse_json
+from areal.files import disk_remedy, parse_json
 from areal.training.ranks import Ranks
 
 _log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class Checkpoints:
         if ranks.all_max(int(failure is not None)):
             raise CheckpointFailed(
                 f"the checkpoint of step {step} cannot be written below {self.root}: {failure or 'a rank failed'}",
-                hint="the one before is whole: free space, then areal restart or resume the job",
+                hint=f"the one before is whole: {disk_remedy(failure)}, then areal restart or resume the job",
             ) from failure
 
     def _finish(self, partial: Path, step: int, state: dict[str, object]) -> None:

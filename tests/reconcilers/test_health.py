@@ -379,7 +379,20 @@ raise ValueError("32.0 GiB KV cache is needed")
         backends.stop("r2")
 
 
-@pytest.mark.parametrize(("is_corrupt", "hint"), [(True, "areal restart"), (False, "free space")])
-def test_hint_of_failing_journal_fits_its_cause(is_corrupt: bool, hint: str) -> None:
-    trouble = trouble_of({"journal_failing": "database error", "journal_is_corrupt": is_corrupt})
+@pytest.mark.parametrize(
+    ("about", "hint"),
+    [
+        ({"journal_is_corrupt": True, "journal_is_full": False}, "areal restart"),
+        ({"journal_is_corrupt": False, "journal_is_full": True}, "free space"),
+        ({"journal_is_corrupt": False, "journal_is_full": False}, "check the disk"),
+        ({"journal_is_corrupt": False}, "free space"),
+    ],
+)
+def test_hint_of_failing_journal_fits_its_cause(about: dict[str, bool], hint: str) -> None:
+    trouble = trouble_of({"journal_failing": "database error", **about})
     assert trouble is not None and hint in trouble.hint
+
+
+def test_hint_of_weights_that_are_not_kept_fits_its_cause() -> None:
+    notice = notice_of({"journal_damaged": 0, "weights_not_kept": "Input/output error", "weights_lack_room": False})
+    assert notice is not None and notice.hint.startswith("check the disk")

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 from areal.dataclasses import dataclass
-from areal.files import replace_file, still_named, try_lock
+from areal.files import lacks_room, replace_file, still_named, try_lock
 from areal.services.http.errors import ApiError
 from areal.services.journal.keys import is_tag, new_tag
 from areal.wire.notes import note
@@ -268,15 +268,18 @@ def _settle(done: asyncio.Future[None], failure: sqlite3.Error | None) -> None:
 
 
 class JournalFailure(NamedTuple):
-    """Why a journal could not be written or read. ``is_corrupt``: its file is damaged, by SQLite's own result code."""
+    """Why a journal could not be written or read, by SQLite's own result code. ``is_corrupt``: its file is damaged.
+    ``is_full``: its disk has no room."""
 
     reason: str
     is_corrupt: bool
+    is_full: bool
 
     @classmethod
     def of(cls, error: sqlite3.Error) -> JournalFailure:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # without the extended part
-        return cls(str(error), code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
+        is_corrupt = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        return cls(str(error), is_corrupt, is_full(error))
 
 
 class CommitQueue:
@@ -388,13 +391,17 @@ def held_elsewhere() -> ApiError:
 
 def is_full(error: OSError | sqlite3.Error) -> bool:
     """Return whether a write failed because its disk, or the user's share of it, is full."""
-    named = getattr(error, "sqlite_errorname", "") in ("SQLITE_FULL", "SQLITE_IOERR_WRITE")
-    return named or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
+    if isinstance(error, OSError):
+        return lacks_room(error)
+    return getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
 
 
 def store_failure(error: sqlite3.Error) -> ApiError:
     if is_full(error):
         return ApiError(507, f"the journal's disk is full: {error}", code="storage_full")
+    if getattr(error, "sqlite_errorname", "") == "SQLITE_IOERR_WRITE":
+        # A quota, a limit of file sizes or a broken disk: SQLite does not say which.
+        return ApiError(507, f"the journal's disk accepts no more: {error}", code="storage_full")
     return ApiError(500, f"the journal could not be written: {error}", code="storage_failed")
 
 

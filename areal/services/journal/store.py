@@ -370,6 +370,7 @@ def store_details(store: JournalStore[J]) -> dict[str, Any]:
         "sessions_started": store.started,
         "journal_failing": failing.reason if failing is not None else None,
         "journal_is_corrupt": failing is not None and failing.is_corrupt,
+        "journal_is_full": failing is not None and failing.is_full,
         "journal_damaged": len(noted),
         "journal_damage": noted[:_MOST_TOLD],
     }

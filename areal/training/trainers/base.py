@@ -26,6 +26,7 @@ from areal.api.engine_api import CheckpointUnreadable, TrainEngine
 from areal.api.io_struct import StepInfo
 from areal.dataclasses import asdict, dataclass
 from areal.errors import ArealError, UsageFault
+from areal.files import disk_remedy
 from areal.training import stopping
 from areal.training.checkpoints import Checkpoint, CheckpointFailed, Checkpoints
 from areal.training.engines import open_engine, without_optimizer
@@ -238,7 +239,7 @@ class Trainer(abc.ABC):
             return {}
         message = f"the model of step {self.step} cannot be written: {failure or 'the first rank failed'}"
         if last:
-            raise ArealError(message, hint="free space, then areal restart the job")
+            raise ArealError(message, hint=f"{disk_remedy(failure)}, then areal restart the job")
         if self.ranks.is_first:
             self.progress.info(f"warning: {message}; the run goes on")
         return {"save/failed": 1.0}

@@ -19,7 +19,14 @@ from areal.services.http.errors import ApiError
 from areal.services.http.tasks import background
 from areal.services.journal import store
 from areal.services.journal.keys import key_digest
-from areal.services.journal.storage import DATABASE, JournalFolder, lock_folder, other_folders
+from areal.services.journal.storage import (
+    DATABASE,
+    JournalFailure,
+    JournalFolder,
+    lock_folder,
+    other_folders,
+    store_failure,
+)
 from areal.services.journal.store import JournalStore, open_journal_store, store_details
 
 
@@ -190,6 +197,22 @@ async def test_failing_read_is_reported_until_one_works(tmp_path: Path) -> None:
         pass
     assert store_details(process)["journal_failing"] is None
     await process.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "status", "is_full"),
+    [
+        (sqlite3.SQLITE_FULL, "SQLITE_FULL", 507, True),
+        (sqlite3.SQLITE_IOERR_WRITE, "SQLITE_IOERR_WRITE", 507, False),  # a quota, a limit or a broken disk
+        (sqlite3.SQLITE_IOERR_FSYNC, "SQLITE_IOERR_FSYNC", 500, False),
+    ],
+)
+def test_only_a_full_disk_is_called_full(code: int, name: str, status: int, is_full: bool) -> None:
+    error = sqlite3.OperationalError("failed")
+    error.sqlite_errorcode, error.sqlite_errorname = code, name
+    assert JournalFailure.of(error).is_full is is_full
+    refused = store_failure(error)
+    assert (refused.status, "is full" in refused.message) == (status, is_full)
 
 
 @pytest.mark.parametrize(("content", "is_corrupt"), [(b"no database" * 100, True), (None, False)])

@@ -112,6 +112,7 @@ class WeightTracker:
         self._invalid_at: int | None = None  # the engine's losses when its weights were last declared invalid
         self.obstacle = ""  # why the engine could not load the published weights the last time
         self.not_kept = ""  # why the latest record of published weights could not be written
+        self.lacks_room = False  # and whether for lack of room
         self.on_change: Callable[[], None] = lambda: None
         self.failed = asyncio.Event()
         self.reload()

@@ -114,6 +114,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
                 "awaits_version": tracker.behind.version if control.engine_is_available and tracker.behind else None,
                 "weights": tracker.about(),
                 "weights_not_kept": tracker.not_kept or None,
+                "weights_lack_room": tracker.lacks_room,
                 **(store_details(store) if store is not None else {}),
             }
 

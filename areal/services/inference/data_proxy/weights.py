@@ -13,7 +13,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from errno import EDQUOT, ENOSPC
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -21,6 +20,7 @@ from uuid import uuid4
 import orjson
 
 from areal.dataclasses import asdict, dataclass, field
+from areal.files import lacks_room
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_field, bad_request
@@ -383,8 +383,8 @@ class WeightRoutes:
         try:
             yield
         except OSError as error:
-            self._tracker.not_kept = str(error)
-            status, code = (507, "storage_full") if error.errno in (ENOSPC, EDQUOT) else (500, "not_kept")
+            self._tracker.not_kept, self._tracker.lacks_room = str(error), lacks_room(error)
+            status, code = (507, "storage_full") if self._tracker.lacks_room else (500, "not_kept")
             raise ApiError(
                 status, f"the record of the published weights cannot be written: {error}", code=code
             ) from error

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from areal.dataclasses import dataclass, field
-from areal.files import parse_json, replace_file, stamp
+from areal.files import lacks_room, parse_json, replace_file, stamp
 from areal.http.client import HttpClient
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_field, bad_request
@@ -448,11 +448,12 @@ class RouterRoutes:
         return json_response(self._registry.snapshot().to_json())
 
     def _accepted(self, **more: Any) -> Response:
-        """Write the declarations to disk, then return the answer. Raises 507 if they cannot be written."""
+        """Write the declarations to disk, then return the answer. Raises 507 or 500 if they cannot be written."""
         try:
             self._file.write()
         except OSError as error:
-            raise ApiError(507, f"the declared models cannot be saved: {error}", code="storage_full") from error
+            status, code = (507, "storage_full") if lacks_room(error) else (500, "storage_failed")
+            raise ApiError(status, f"the declared models cannot be saved: {error}", code=code) from error
         return json_response({"status": "ok", "epoch": self._registry.epoch, "serial": self._registry.serial, **more})
 
     async def _set_drained(self, body: NameWorker, drained: bool) -> Response:
