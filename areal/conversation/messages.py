@@ -149,6 +149,9 @@ def read_tools(value: object) -> tuple[dict[str, Any], ...]:
         tool = without_nulls(tool)
         if isinstance(tool, dict) and tool.get("type", "function") != "function":
             _refuse(f"{where}.type", f"is {tool['type']!r}; only functions are supported")
+        for name in ("input_schema", "inputSchema"):  # of Anthropic and MCP
+            if isinstance(tool, dict) and name in tool:
+                _refuse(f"{where}.{name}", "is not read: the schema of a function's arguments is its parameters")
         tools.append(_function(tool, where, ("name", "description", "parameters")))
     return tuple(tools)
 

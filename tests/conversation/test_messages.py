@@ -135,6 +135,8 @@ def test_malformed_messages_are_refused_by_field(messages: object, field: str) -
         ([7], "tools[0].function"),
         ([{}], "tools[0].function"),
         ([{"type": "web_search"}], "tools[0].type"),
+        ([{"name": "weather", "input_schema": {"type": "object"}}], "tools[0].input_schema"),
+        ([{"name": "weather", "inputSchema": {"type": "object"}}], "tools[0].inputSchema"),
     ],
 )
 def test_malformed_tools_are_refused_by_field(tools: object, field: str) -> None:
