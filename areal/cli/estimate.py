@@ -235,7 +235,7 @@ def _shape(path: str, where: str) -> Shape:
     return shape_of(content if isinstance(content, dict) else {}, f"{where}: {file}")
 
 
-class _Engine(NamedTuple):
+class _JobEngine(NamedTuple):
     """An engine: its layout, model, flags, and whether it shares the trainer's GPU."""
 
     part: Part
@@ -244,7 +244,7 @@ class _Engine(NamedTuple):
     shared: bool = False
 
 
-def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> _Engine | None:
+def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> _JobEngine | None:
     """Return the engine that the job samples from; None for a job that does not sample."""
     from areal.resources.backend import inference_part
 
@@ -254,7 +254,7 @@ def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> 
         if part is None:
             return None
         path = config.absolute(config.text("actor.path"))
-        return _Engine(part, path, config.engine_arguments(part.engine))
+        return _JobEngine(part, path, config.engine_arguments(part.engine))
     named = {(each.kind, each.name): each for each in resources}
     agents = wanted.get("agents")
     if agents is not None:
@@ -273,7 +273,7 @@ def _engine(job: Resource, config: JobConfig, resources: Sequence[Resource]) -> 
     if isinstance(replicas, int) and replicas > 0:
         part = replace(part, data=replicas)
     path = config.absolute(str(model.spec.get("path")))
-    return _Engine(part, path, model.spec.get("engineArgs") or {}, _share(model.spec, job.spec))
+    return _JobEngine(part, path, model.spec.get("engineArgs") or {}, _share(model.spec, job.spec))
 
 
 def _share(model: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
@@ -283,7 +283,7 @@ def _share(model: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
     return leases == [0, 0] and seen[0] is not None and seen[0] == seen[1]
 
 
-def _served(engine: _Engine, sequence: int, on_cpu: bool) -> Served:
+def _served(engine: _JobEngine, sequence: int, on_cpu: bool) -> Served:
     from areal.estimate.memory import CPU_RESERVE, ENGINE_RESERVE, FRACTIONS, GIB, Served
     from areal.estimate.runs import BYTES
     from areal.resources.backend import flag_name

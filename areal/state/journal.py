@@ -55,7 +55,7 @@ class OperationData(TypedDict, total=False):
     failed: bool
 
 
-class _Entry(TypedDict, total=False):
+class JournalEntry(TypedDict, total=False):
     """A line: ``type`` open | begin | note | end | abort."""
 
     type: Required[str]
@@ -90,7 +90,7 @@ class OpenTransaction:
     actor: str
     pid: int
     objects: tuple[str, ...]
-    entries: tuple[_Entry, ...]
+    entries: tuple[JournalEntry, ...]
     damaged: int = 0
     aborted: str | None = None
 
@@ -115,7 +115,7 @@ class OpenTransaction:
 
 def parse(path: Path, raw: bytes) -> OpenTransaction:
     """Return a journal's bytes as far as they can be trusted, line by line. Pure."""
-    entries: list[_Entry] = []
+    entries: list[JournalEntry] = []
     damaged = unread = 0
     for line in raw.split(b"\n"):
         entry = decode_line(line)
@@ -125,7 +125,7 @@ def parse(path: Path, raw: bytes) -> OpenTransaction:
             unread = 0
         elif line:
             unread += 1
-    head: _Entry = entries[0] if entries and entries[0]["type"] == "open" else {"type": ""}
+    head: JournalEntry = entries[0] if entries and entries[0]["type"] == "open" else {"type": ""}
     aborted = next((str(entry["reason"]) for entry in entries if entry["type"] == "abort"), None)
     return OpenTransaction(
         path=path,
@@ -147,13 +147,13 @@ def encode_line(entry: Mapping[str, object]) -> bytes:
     return _HEAD + b"%08x" % zlib.crc32(body) + _JOINT + body + b"}\n"
 
 
-def decode_line(line: bytes) -> _Entry | None:
+def decode_line(line: bytes) -> JournalEntry | None:
     """Return the entry of a line, None when it is not whole."""
     body = line[_BODY:-1]
     if not line.startswith(_HEAD) or line[len(_HEAD) : _BODY] != b"%08x" % zlib.crc32(body) + _JOINT:
         return None
     try:
-        entry: _Entry = parse_json(body)
+        entry: JournalEntry = parse_json(body)
     except ValueError:
         return None
     return entry if isinstance(entry, dict) and "type" in entry else None
