@@ -269,7 +269,9 @@ def wait(
         if waited_s >= timeout_s:
             names = ", ".join(str(ref) for ref in pending)
             message = f"timed out after {timeout_s:g} s waiting for {words}: {names}"
-            raise TimedOut(message, hint=f"areal describe {pending[0]}")
+            now = (seen[str(ref)] for ref in pending if str(ref) in seen)
+            detail = "\n".join(f"{each.ref} is {each.phase}: {each.message}".removesuffix(": ") for each in now)
+            raise TimedOut(message, hint=f"areal describe {pending[0]}", detail=detail)
         for ref in pending:
             status = seen.get(str(ref))
             if stopped_fails and status is not None and status.phase == "Stopped":

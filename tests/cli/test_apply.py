@@ -261,7 +261,7 @@ def test_wait_for_deletion_of_missing_object_succeeds(areal: Areal) -> None:
 def test_wait_times_out_at_deadline(areal: Areal, record: Callable[..., Any], suspended: bool) -> None:
     record("Model", "qwen", {"backend": "embedded", "path": ".", "suspend": suspended})
     result = areal("wait", "model/qwen", "--for", "deleted", "--timeout", "200ms", "-q")
-    assert result.code == 7
+    assert result.code == 7 and f"Model/qwen is {'Suspended' if suspended else 'Missing'}" in result.err, result
     result = areal("wait", "model/qwen", "--for", "jsonpath={.status.phase}=Suspended", "--timeout", "200ms", "-q")
     assert result.code == (0 if suspended else 7)
 

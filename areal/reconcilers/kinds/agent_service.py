@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from areal.reconcilers.kinds import Endpoint, ServiceController, StageReporter, folders_without_object, lazy
-from areal.reconcilers.observe import Health, routed_health
+from areal.reconcilers.observe import Health, best_run, judge, routed_health, serves
 from areal.state.files import UnreadableFile, read_json, write_json
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ class AgentServiceController(ServiceController):
         count = self.replicas(spec)
         if count == 0:
             return Health("Suspended", 0, 0)
-        return routed_health(seen, ref, ref.partition("/")[2], count, ("worker", "data-proxy"), ref)
+        found = routed_health(seen, ref, ref.partition("/")[2], count, ("worker", "data-proxy"), ref)
+        router = best_run(seen, ref, "router")  # which may serve its table and still not be ready
+        return judge(count, count, [router]) if found.phase == "Ready" and not serves(router) else found
 
     def slots(self, spec: Mapping[str, object], host: Mapping[str, object] | None) -> Mapping[str, int]:
         count = self.replicas(spec)

@@ -347,3 +347,14 @@ def test_health_of_unrouted_pair_is_not_routed() -> None:
     item, observed = steady(1)
     health = assess(REF, item.spec, replace(observed, routes={REF: table({})}))
     assert (health.phase, health.reason) == ("Progressing", "NotRouted")
+
+
+def test_health_names_router_that_serves_its_table_and_is_not_ready() -> None:
+    item, observed = steady(1)
+    why = "GET /ready answers 503 (routes.json cannot be written: Is a directory)"
+    runs = tuple(
+        replace(each, seen=Seen.NOT_READY, why=why) if each.state.spec.component == "router" else each
+        for each in observed.runs[REF]
+    )
+    health = assess(REF, item.spec, replace(observed, runs={REF: runs}))
+    assert (health.phase, health.message) == ("Progressing", f"router/0: {why}")
