@@ -88,13 +88,15 @@ def diff(
     if missing := [metric for metric in metrics if metric not in known]:
         raise NotFound(f"not every run has the metric {', '.join(missing)}", hint=f"areal train metrics {a} --all")
     chosen = metrics or (sorted(known) if all_ else [name for name in MAIN if name in known] or sorted(known))
+    without_config = [run.name for run in runs.values() if not run.config]
     rows = (_row(sides, name, last, confidence, unpaired=unpaired) for name in chosen)
     document: dict[str, Any] = {
         "a": [run.name for run in sides[0]],
         "b": [run.name for run in sides[1]],
         "method": _method(sides, unpaired=unpaired),
         "confidence": confidence,
-        "config": _keys(sides),
+        "config": [] if without_config else _keys(sides),
+        "without_config": without_config,
         "metrics": [row for row in rows if row is not None],
         "not_finite": [
             {"run": run.name, "metric": metric, "step": step}
@@ -208,6 +210,8 @@ def _page(document: Mapping[str, Any]) -> str:
     parts = [f"{', '.join(document['a'])} against {', '.join(document['b'])}: {_METHODS[document['method']]}"]
     if document["config"]:
         parts.append(render_table(document["config"], _KEYS))
+    elif document["without_config"]:
+        parts.append(f"no config.yaml beside the metrics of {', '.join(document['without_config'])}: no keys compared")
     else:
         parts.append("no key of the configurations differs")
     if document["metrics"]:

@@ -14,6 +14,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -301,7 +302,7 @@ def _matches(word: str, patterns: str) -> bool | None:
 
 
 def _holds(line: str, variables: Mapping[str, str]) -> bool | None:
-    """Return whether comparisons of texts or numbers, or tests for an empty text, hold; None for another condition."""
+    """Return whether comparisons, or tests for an empty text or a file, hold; None for another condition."""
     test = _TEST.match(line)
     if test is None or re.search(r"[{(]\s", test[1]) is not None:
         return None
@@ -319,6 +320,12 @@ def _compares(text: str, variables: Mapping[str, str]) -> bool | None:
         words = shlex.split(_expanded(text, variables))
     except ValueError:
         return None
+    if words[:1] == ["!"]:
+        holds = _compares(text.replace("!", "", 1), variables)
+        return None if holds is None else not holds
+    if len(words) == 2 and words[0] in ("-f", "-d", "-e") and "$" not in words[1]:
+        path = Path(words[1]).expanduser()
+        return path.is_dir() if words[0] == "-d" else path.exists()
     if len(words) == 2 and words[0] in ("-z", "-n"):
         unset = _VARIABLE.fullmatch(words[1])
         name = (unset[1] or unset[4]) if unset is not None else ""

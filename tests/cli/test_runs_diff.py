@@ -40,6 +40,13 @@ def test_two_runs_are_compared_at_common_steps(areal: Areal, tmp_path: Path) -> 
     assert "no significance: a side has one run" in page and "▁" in page and "19-20" in page
 
 
+def test_keys_are_not_compared_without_a_configuration(areal: Areal, tmp_path: Path) -> None:
+    a, b = run(tmp_path, "a", [0.1] * 3), run(tmp_path, "b", [0.2] * 3)
+    (tmp_path / "b" / "config.yaml").unlink()
+    assert areal("train", "diff", a, b, "-o", "json").json["config"] == []
+    assert f"no config.yaml beside the metrics of {b}: no keys compared" in areal("train", "diff", a, b).out
+
+
 def test_runs_are_paired_by_seed_or_compared_by_welch(areal: Areal, tmp_path: Path) -> None:
     chance = random.Random(1)
     levels = [chance.uniform(0, 1) for _ in range(4)]

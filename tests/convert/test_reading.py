@@ -269,6 +269,8 @@ def test_flags_of_hydra_are_keys() -> None:
         ('A=1\nif [ "$MODE" = slow ] || [ "$MODE" = fast ]; then\n  A=2\nfi\n', {"a": 2}),
         ('A=1\n[ "$MODE" = fast ] && [ 2 -gt 3 ] && A=2\n', {"a": 1}),
         ("[ 1 -gt 2 ] && A=1 || A=2\n", {"a": 2}),
+        ("A=1\nif [ -f /no/such/file ]; then\n  A=2\nfi\n", {"a": 1}),
+        ("A=1\nif [ ! -d / ] || [ -e /no/such/file ]; then\n  A=2\nfi\n", {"a": 1}),
         ("GIVEN=\nA=${GIVEN:-3}\n", {"a": 3}),
         ("A=$((${UNSET:-5} * 2))\n", {"a": 10}),
         ("A=$(( UNSET + 1 ))\n", {"a": "${UNSET}"}),
