@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -203,8 +203,8 @@ def _same_relation(answer: Relation, right: Relation) -> bool:
         one, other = (re.sub(r"\([a-z]\)\Z", "", each.name.casefold()) for each in (answer, right))
         calls = [re.fullmatch(r"(.+)\(([a-z])\)", each.name) for each in (answer, right)]
         if calls[0] and calls[1] and calls[0][1] == calls[1][1]:  # f(n) and f(x)
-            value = _with_symbol(answer.sides[-1], calls[0][2], "argument")
-            return same(structure(value), structure(_with_symbol(right.sides[-1], calls[1][2], "argument")))
+            value = _renamed(answer.sides[-1], {calls[0][2]: "argument"})
+            return same(structure(value), structure(_renamed(right.sides[-1], {calls[1][2]: "argument"})))
         described = [has_kind(each.sides[0], "w") for each in (answer, right)]
         is_same_name = one == other or (all(described) and (one in other or other in one))
         if is_same_name or not one or not other or described[0] != described[1]:
@@ -325,25 +325,26 @@ def _same_formula(
     factor: Fraction = ONE,
 ) -> bool:
     for axis in "ijk" if any("unit" in each.text for each in (*answer, *right)) else "":  # 2i + j without hats
-        answer, right = (_with_symbol(each, axis, f"unit {axis}") for each in (answer, right))
+        answer, right = (_renamed(each, {axis: f"unit {axis}"}) for each in (answer, right))
     free, wanted_free = _arbitrary(answer, right), _arbitrary(right, answer)
     if 1 < len(free) == len(wanted_free) < 4:
-        wanted = _renamed(right, wanted_free)
-        orders = itertools.permutations(free)
-        return any(_same_formula(_renamed(answer, each), wanted, tolerance, units, factor) for each in orders)
+        names = ["constant 0", "constant 1", "constant 2"]
+        right = _renamed(right, dict(zip(wanted_free, names, strict=False)))
+        orders = (dict(zip(order, names, strict=False)) for order in itertools.permutations(free))
+        return any(_same_formula(_renamed(answer, each), right, tolerance, units, factor) for each in orders)
     constants = [each[-1].text for each in (answer, right) if len(each) > 1 and each[-2].text in ("+", "-")]
     if len(constants) == 2 and "C" in constants and set(constants) <= set("cCkK"):  # of integration
         answer, right = ((*each[:-2], *tokens("+C")) for each in (answer, right))
     mine, other = (names_in(each) & set("kmn") for each in (answer, right))
     if "pi" in texts_of(right) and len(mine) == len(other) == 1:  # the one integer in multiples of pi
-        answer = _with_symbol(answer, *mine, *other)
+        answer = _renamed(answer, dict(zip(mine, other, strict=True)))
     has_decimals = any(each.kind == "n" and "." in each.text for each in (*answer, *right))
     if tolerance is None and has_decimals and not re.fullmatch(r"[-+]?\d+(?:\.0*)?", "".join(texts_of(right))):
         tolerance = Fraction(1, 10**6)
     if formulas.same_value(answer, right, tolerance, units, factor):
         return True
     is_natural = "log" in texts_of(right) and "ln" in texts_of(answer)
-    return is_natural and formulas.same_value(answer, _with_symbol(right, "log", "ln"), tolerance)
+    return is_natural and formulas.same_value(answer, _renamed(right, {"log": "ln"}), tolerance)
 
 
 def _arbitrary(formula: Formula, other: Formula) -> list[str]:
@@ -352,13 +353,8 @@ def _arbitrary(formula: Formula, other: Formula) -> list[str]:
     return sorted(names or [each for each in names_in(formula) - names_in(other) if each in "ABCDKPQ" and others])
 
 
-def _renamed(formula: Formula, names: Sequence[str]) -> Formula:
-    places = {name: f"constant {i}" for i, name in enumerate(names)}
-    return tuple(each._replace(text=places.get(each.text, each.text)) for each in formula)
-
-
-def _with_symbol(formula: Formula, old: str, new: str) -> Formula:
-    return tuple(each._replace(text=new) if each.text == old else each for each in formula)
+def _renamed(formula: Formula, names: Mapping[str, str]) -> Formula:
+    return tuple(each._replace(text=names.get(each.text, each.text)) for each in formula)
 
 
 _GRID = [Fraction(i * 3, 7) for i in range(-24, 25)]
@@ -401,13 +397,11 @@ def _unknowns(node: Node) -> set[str]:
 
 
 def _ends(node: Node) -> set[Any]:
-    if isinstance(node, Relation):
-        values = [_real(Quantity("", side)) for side in node.sides]
-        inner = [_ends(each) for each in node.values]
-    else:
-        values, inner = [_real(node)], [_ends(each) for each in node.items] if isinstance(node, Group) else []
-    finite = {sign * each for each in values if each is not None and each - each == 0 for sign in (1, -1)}
-    return finite.union(*inner)
+    if isinstance(node, Quantity):
+        value = _real(node)
+        return set() if value is None or value - value != 0 else {value, -value}
+    sides = [Quantity("", each) for each in node.sides] if isinstance(node, Relation) else node.items
+    return set[Any]().union(*map(_ends, [*sides, *getattr(node, "values", ())]))
 
 
 def _contains(node: Node, x: Any, is_condition: bool = False) -> bool:
