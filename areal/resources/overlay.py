@@ -185,6 +185,8 @@ def overlay_documents(folder: str, values: Mapping[str, object], reading: Readin
     if not (path / OVERLAY_FILE).is_file():
         what = "no such folder" if not path.is_dir() else f"no {OVERLAY_FILE} in this folder"
         hint = f"use -f {folder} for plain manifests" if path.is_dir() else None
+        if (path / "kustomization.yaml").is_file():  # of Kustomize, whose fields differ
+            hint = f"kubectl kustomize {folder} | areal apply -f -"
         reading.problems.add(Pos(folder, 1, 1), "", what, hint=hint)
         return []
     return _build(path, values, reading, _Chain([]))

@@ -282,5 +282,8 @@ def test_folder_without_overlay_suggests_f(tmp_path: Path) -> None:
         fault.message == "no areal.overlay.yaml in this folder"
         and fault.hint == f"use -f {root}/base for plain manifests"
     )
+    (root / "base" / "kustomization.yaml").touch()
+    (fault,) = _faults(root / "base")
+    assert fault.hint == f"kubectl kustomize {root}/base | areal apply -f -"
     (fault,) = _faults(root / "nowhere")
     assert fault.message == "no such folder"
