@@ -63,9 +63,19 @@ def _done(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
             import asyncio  # imported here: few rewards need it, and it takes as long as all other imports together
 
             value = asyncio.run(_awaited(value))
+        if not isinstance(value, float | int | str):
+            _require_picklable(value)
     except Exception as error:  # noqa: BLE001 - the process boundary of user code
         return Done(error=_error_text(error))
     return Done(value, seconds=time.perf_counter() - began)
+
+
+def _require_picklable(value: Any) -> None:
+    """Raise TypeError for a result that cannot be passed on, such as a generator: it must not fail the whole job."""
+    try:
+        pack(value)
+    except Exception as error:  # noqa: BLE001 - pickling calls the methods of the value
+        raise TypeError(f"its result {value!r:.200} cannot be passed on: {error}") from None
 
 
 def _error_text(error: Exception) -> str:

@@ -58,8 +58,10 @@ def never_right(*args: Any, **data: Any) -> float:
     return 0.0
 
 
-def tricky(prompt: str, *args: Any, **data: Any) -> float:
-    """Raise, hang, or return a number, as the prompt asks."""
+def tricky(prompt: str, *args: Any, **data: Any) -> Any:
+    """Raise, hang, or return a generator or a number, as the prompt asks."""
+    if prompt == "yields":
+        return (each for each in (1.0,))
     if prompt == "raises":
         raise KeyError("answer")
     if prompt == "hangs":

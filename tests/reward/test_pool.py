@@ -415,6 +415,15 @@ async def test_each_returns_errors_beside_values() -> None:
     assert isinstance(hung, RewardTimeout)
 
 
+async def test_result_that_cannot_be_passed_on_fails_its_call_alone() -> None:
+    reward = AsyncRewardWrapper(rewards.tricky, timeout_seconds=5, max_retries=0)
+    for _ in range(2):  # one by one until the function's duration is known, then in one job
+        first, generator, last = await reward.each([((prompt,), {}) for prompt in ("1", "yields", "0.5")])
+        assert (first, last) == (1.0, 0.5)
+        assert "tricky raised: TypeError: its result <generator object" in str(generator)
+        assert str(generator).endswith("cannot be passed on: cannot pickle 'generator' object")
+
+
 async def test_each_runs_functions_in_one_process_and_coroutines_here() -> None:
     reward = AsyncRewardWrapper(rewards.process_id)
     await reward.each([((), {})] * 8)
