@@ -138,7 +138,7 @@ def _command(words: Sequence[str], programs: re.Pattern[str], name: str) -> Comm
 
 _TEST = re.compile(r"^\s*(?:(?:el)?if|while)\s+\[\[?\s+(.+?)\s+\]\]?\s*;?\s*(?:then|do)?\s*$")
 _CONNECTED = re.compile(r"\s+(?:\]\]?\s+)?(&&|\|\|)\s+(?:\[\[?\s+)?")
-_PATTERN = re.compile(r"\s*\(?((?:[\w.*/?| -]|\"[^\"]*\"|'[^']*')+)\)\s*")
+_PATTERN = re.compile(r"\s*\(?((?:[\w.*/?-]|\"[^\"]*\"|'[^']*')(?:[\w.*/?| -]|\"[^\"]*\"|'[^']*')*)\)\s*")
 _BRANCH_OF_CASE = re.compile(rf"{_PATTERN.pattern}(.*\S)\s*;;\s*$")
 _SHORT = re.compile(r"^\s*(\[\[?\s.*?\s\]\]?)\s*(&&|\|\|)\s*(.*)$", re.DOTALL)
 _CLAUSE = re.compile(r";\s*(?=(?:then|else|elif|fi)\b)")

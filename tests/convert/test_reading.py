@@ -294,3 +294,7 @@ def test_array_that_branches_extend_differently_has_unknown_values() -> None:
 def test_command_behind_output_of_another_is_read() -> None:
     assert keys('DEVICES=$(IFS=,; echo "${GPUS[*]}") python3 -m pkg.trainer.main a=1') == {"a": 1}
     assert keys('LINE="python3 -m pkg.trainer.main a=1 $@"\neval ${LINE}') == {"a": 1}
+
+
+def test_line_of_many_spaces_is_read_in_linear_time() -> None:
+    assert keys(f"{' ' * 100_000}x\npython -m pkg.trainer.main a=1") == {"a": 1}  # a quadratic reader takes minutes
