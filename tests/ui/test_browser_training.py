@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,9 @@ from tests.trajectories.test_steps import HOSTILE, decoder, sample
 from tests.ui.conftest import Page
 from tests.ui.test_browser import Tab, chromium, judged, tab, violations  # noqa: F401 - fixtures
 from tests.ui.test_training import job  # noqa: F401 - fixture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 Tabs = Callable[..., Tab]
@@ -170,6 +173,31 @@ def test_focus_and_cursor_are_kept_while_job_writes(job: Home, tab: Tabs) -> Non
     assert "step 49" in it.page.inner_text(".readout") and it.page.input_value("[data-filter]") == "reward"
     it.press("Enter")
     it.page.wait_for_function("() => location.search.includes('log=1')")
+
+
+def test_comparison_shows_no_table_until_its_jobs_are_read(job: Home, record: Recorder, tab: Tabs) -> None:  # noqa: F811
+    for name, config in (("other", "seed: 2\n"), ("bare", None)):
+        record("TrainJob", name)
+        (job.jobs / name).mkdir()
+        if config is not None:
+            (job.jobs / name / "config.yaml").write_text(config)
+    it = tab()
+    it.open("/compare?jobs=learn")
+    it.page.wait_for_selector(".chart canvas")
+    held: list[Route] = []
+    it.page.route("**/api/compare?*", lambda route: held.append(route))
+    it.page.click("button:text-is('other')")
+    it.page.wait_for_function("() => location.search.includes('other')")
+    while not held:
+        it.page.wait_for_timeout(20)
+    assert it.page.locator(".compare table").count() == 0
+    held[0].continue_()
+    it.page.unroute("**/api/compare?*")
+    it.page.wait_for_selector(".compare table")
+    assert it.page.inner_text(".compare table").count("seed") == 1
+    it.open("/compare?jobs=learn,bare")
+    it.page.wait_for_selector("text=it has written no config.yaml")
+    assert it.page.locator(".compare table").count() == 0
 
 
 def test_jobs_are_compared_by_keyboard(job: Home, record: Recorder, tab: Tabs) -> None:  # noqa: F811

@@ -25,9 +25,11 @@ export default function Compare({ route }) {
     { key: "m", help: "all metrics", run: () => setQuery({ all: all ? null : 1 }) },
   ]);
   if (!data) return html`<${Loading} error=${error} />`;
+  // The data may still be of the jobs that were chosen before: a table of the jobs of the address would be wrong.
+  const compared = data.jobs.map((job) => job.name).filter((name) => !(name in data.unreadable));
   const columns = [
     { id: "field", title: "Field", value: (row) => row.field, cell: (row) => html`<span class="mono">${row.field}</span>` },
-    ...names.map((name) => ({ id: `job-${name}`, title: name, value: (row) => text(row.values[name]), cell: (row) => html`<span class="mono">${name in row.values ? text(row.values[name]) : html`<span class="dim">not set</span>`}</span>` })),
+    ...compared.map((name) => ({ id: `job-${name}`, title: name, value: (row) => text(row.values[name]), cell: (row) => html`<span class="mono">${name in row.values ? text(row.values[name]) : html`<span class="dim">not set</span>`}</span>` })),
   ];
   return html`
     <div class="head"><h1>Compare</h1></div>
@@ -44,7 +46,7 @@ export default function Compare({ route }) {
     ${!names.length && html`<p class="empty">choose jobs above</p>`}
     <div class="charts">${charts.map((chart) => html`<${Chart} key=${chart.title} ...${chart} smooth=${SMOOTH[smooth] ?? 0} log=${Boolean(log)} cursor=${cursor} />`)}</div>
     ${Object.entries(data.unreadable).map(([name, why]) => html`<p class="dim" key=${name}>configuration of ${name}: ${why}</p>`)}
-    ${names.length > 1 && html`<div class="compare"><${Table} label="Configuration" caption="Configuration where it differs" columns=${columns} rows=${data.config} rowKey=${(row) => row.field} filterText=${q} empty="the configurations are the same" /></div>`}`;
+    ${compared.length > 1 && html`<div class="compare"><${Table} label="Configuration" caption="Configuration where it differs" columns=${columns} rows=${data.config} rowKey=${(row) => row.field} filterText=${q} empty="the configurations are the same" /></div>`}`;
 }
 
 const text = (value) => (value === null || value === undefined ? "null" : typeof value === "string" ? value : JSON.stringify(value));
