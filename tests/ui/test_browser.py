@@ -193,6 +193,23 @@ def test_keys_keep_their_order_while_earlier_ones_are_replayed(objects: None, ta
     assert it.page.input_value("[data-filter]") == "qwen-7"
 
 
+def test_plan_of_another_file_is_not_shown_while_one_is_made(objects: None, tab: Callable[..., Tab]) -> None:
+    it = tab()
+    it.open("/plan")
+    it.page.wait_for_selector("main table")
+    held: list[Any] = []
+    it.page.route("**/api/plan?*", lambda route: held.append(route))
+    it.page.fill("[data-filter]", "/no/such/file.yaml")
+    it.page.click("text=Plan the file")
+    it.page.wait_for_selector(".facts >> text=such/file.yaml")
+    assert it.page.is_visible("main [data-loading]") and not it.page.is_visible("main table")
+    while not held:
+        it.page.wait_for_timeout(20)
+    held[0].continue_()
+    it.page.unroute("**/api/plan?*")
+    it.page.wait_for_selector("main .problem")
+
+
 def test_selection_stays_visible_and_focused_as_rows_change(
     objects: None, record: Record, tab: Callable[..., Tab]
 ) -> None:

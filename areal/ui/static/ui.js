@@ -77,8 +77,9 @@ export function useAbout() {
 
 // -- data
 
-// { data, error, loading, reload } of GET /api/view, read again when its cursors change. `merge(old, more)`: what comes
-// after data.cursor is asked for and joined to what is there.
+// { data, error, loading, reload } of GET /api/view, read again when its cursors change. Until another query is answered,
+// `data` is that of the query before, and `isCurrent` false. `merge(old, more)`: what comes after data.cursor is asked for
+// and joined to what is there.
 export function useData(view, query, { merge } = {}) {
   const key = `${view}?${queryText(query)}`;
   const [state, set] = useState({ key, data: null, error: null, loading: true });
@@ -116,7 +117,7 @@ export function useData(view, query, { merge } = {}) {
     return () => { self.stopped = true; abort.abort(); stop(); };
   }, [key]);
   const reload = useCallback(() => now.current.reload?.(), []);
-  return { ...state, reload };
+  return { ...state, isCurrent: state.key === key, reload };
 }
 
 export function Problem({ error }) {

@@ -8,7 +8,7 @@ export default function PlanView({ route }) {
   const [pasted, setPasted] = useState(null); // { data, error } of a manifest that was pasted
   const found = useData("plan", { path, recursive, assume });
   const area = useRef(null);
-  const { data, error } = pasted ?? found;
+  const { data, error } = pasted ?? (found.isCurrent ? found : { data: null, error: null }); // no plan of another file
   useKeys([
     { key: "d", help: "drift, without a manifest", run: () => { setPasted(null); setQuery({ path: null, recursive: null }); } },
     { key: "c", help: "assume that there is capacity", run: () => setQuery({ assume: assume ? null : 1 }) },
