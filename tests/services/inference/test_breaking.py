@@ -130,6 +130,7 @@ def test_second_sigterm_exits_at_once(service: Service) -> None:
 
 
 def test_gateway_serves_without_router(service: Service) -> None:
+    assert service.chat().status == 200  # from here on the gateway's table has the worker
     service.router.kill()
     service.gateway.wait_log("lost the router")
     assert service.chat().status == 200
@@ -139,6 +140,7 @@ def test_gateway_serves_without_router(service: Service) -> None:
 
 def test_last_table_is_used_until_new_router_is_synced(service: Service) -> None:
     service.tell_router("/synced")
+    assert service.chat().status == 200
     service.router.kill()
     service.gateway.wait_log("lost the router")
     again = service.processes.router("--port", str(service.router.port))
