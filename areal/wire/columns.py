@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 
-class ArrayColumn(NamedTuple):
+class TrainingColumn(NamedTuple):
     """``dtype``: its name in NumPy and torch. ``padding``: the value behind the last token of a row, and of a token
     that was not sampled."""
 
@@ -14,17 +14,17 @@ class ArrayColumn(NamedTuple):
     padding: int = 0
 
 
-COLUMNS: Mapping[str, ArrayColumn] = {
-    "input_ids": ArrayColumn("int64"),
-    "loss_mask": ArrayColumn("int64"),
-    "logprobs": ArrayColumn("float32"),
-    "versions": ArrayColumn("int64", -1),
-    "turn_ids": ArrayColumn("int32", -1),
-    "attention_mask": ArrayColumn("bool", False),
-    "rewards": ArrayColumn("float32"),
-    "original_rewards": ArrayColumn("float32"),
-    "temperatures": ArrayColumn("float32"),
-    "token_temperatures": ArrayColumn("float32", 1),
+COLUMNS: Mapping[str, TrainingColumn] = {
+    "input_ids": TrainingColumn("int64"),
+    "loss_mask": TrainingColumn("int64"),
+    "logprobs": TrainingColumn("float32"),
+    "versions": TrainingColumn("int64", -1),
+    "turn_ids": TrainingColumn("int32", -1),
+    "attention_mask": TrainingColumn("bool", False),
+    "rewards": TrainingColumn("float32"),
+    "original_rewards": TrainingColumn("float32"),
+    "temperatures": TrainingColumn("float32"),
+    "token_temperatures": TrainingColumn("float32", 1),
 }
 TOKEN_COLUMNS = ("input_ids", "loss_mask", "logprobs", "versions", "turn_ids")
 """The columns with a value for each token that every row has."""
