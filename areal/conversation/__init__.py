@@ -8,7 +8,14 @@ no I/O, and works with any tokenizer that can encode and decode.
 
 from areal.conversation.chat import Branch, Chat, in_common
 from areal.conversation.learning import TRAIN_ON, TrainedTokens, TrainOn, trained_tokens
-from areal.conversation.messages import Conversation, ConversationError, decoded_arguments, normalise, read_tools
+from areal.conversation.messages import (
+    Conversation,
+    ConversationError,
+    decoded_arguments,
+    field_as_given,
+    normalise,
+    read_tools,
+)
 from areal.conversation.template import RESERVED, Template
 
 __all__ = [
@@ -22,6 +29,7 @@ __all__ = [
     "TrainOn",
     "TrainedTokens",
     "decoded_arguments",
+    "field_as_given",
     "in_common",
     "normalise",
     "read_tools",

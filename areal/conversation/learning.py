@@ -20,6 +20,8 @@ from areal.dataclasses import dataclass
 TrainOn = Literal["last", "assistant"]
 TRAIN_ON: tuple[TrainOn, ...] = ("last", "assistant")
 _THOUGHT_START = "<think>"
+_IS_TRAINED = ("weight", "train", "training", "loss")  # of a message: OpenAI's, Axolotl's, ms-swift's format
+_TRAINED_PARTS = ("train_detail", "training_detail")  # Axolotl's
 _EMPTY_THOUGHT = re.compile(  # <think></think>, <|START_THINKING|><|END_THINKING|>, <|channel>thought <channel|>
     r"(?P<start><\W*(?:start_)?(?P<name>\w+)[^<>]*>)\w*\s*(?P<end><\W*(?:end_)?(?P=name)[^<>]*>)\s*$", re.IGNORECASE
 )
@@ -48,21 +50,36 @@ def trained_tokens(
 ) -> TrainedTokens:
     """Return the tokens of a conversation. The last message, or all messages of the assistant, are trained: content,
     calls, the reasoning of the last message, earlier reasoning that the template keeps, and the end of the turn.
-    Messages with ``weight`` 0, as in OpenAI's format of fine-tuning, are not trained. ``variables``: those of the
-    template. Raises ConversationError if the template does not render a part that is to be trained, or renders it after
-    another prompt than the one that is served."""
+    Messages with ``weight`` 0 (OpenAI's format), ``train``, ``training`` (Axolotl's) or ``loss`` (ms-swift's) false
+    are not trained. ``variables``: those of the template. Raises ConversationError if the template does not render a
+    part that is to be trained, or renders it after another prompt than the one that is served."""
     last = len(conversation.messages) - 1
     if (role := conversation.messages[last]["role"]) != "assistant":
         raise ConversationError(f"messages[{last}].role", f"is {role!r}: a row ends with the assistant's message")
     row = _Row(chat, conversation, variables)
     learned = [last] if train_on == "last" else [at for at in range(last + 1) if row.is_assistant(at)]
-    weights = [(at, conversation.messages[at].get("weight", 1)) for at in learned]
-    for at, weight in weights:
-        if weight not in (0, 1):
-            raise ConversationError(f"messages[{at}].weight", f"is {weight!r}: it must be 0 (not trained) or 1")
-    if not any(weight for _, weight in weights):
-        raise ConversationError(f"messages[{last}].weight", "is 0, so nothing of the row is trained")
-    return row.tokens([row.span(at) for at, weight in weights if weight])
+    spans = [row.span(at) for at in learned if not _untrained(conversation, at)]
+    if not spans:
+        name = _untrained(conversation, last)
+        value = conversation.messages[last][name]
+        raise ConversationError(f"messages[{last}].{name}", f"is {value!r}, so nothing of the row is trained")
+    for at, message in enumerate(conversation.messages):
+        if message["role"] != "assistant" and (
+            name := next((each for each in _IS_TRAINED[1:] if message.get(each)), "")
+        ):
+            raise ConversationError(f"messages[{at}].{name}", "is true: only messages of the assistant are trained")
+    return row.tokens(spans)
+
+
+def _untrained(conversation: Conversation, index: int) -> str:
+    """Return the key of a message that says that it is not trained; empty without one. Raises ConversationError."""
+    message = conversation.messages[index]
+    if name := next((each for each in _TRAINED_PARTS if message.get(each)), ""):
+        raise ConversationError(f"messages[{index}].{name}", "is not read: a message is trained as a whole")
+    for name in _IS_TRAINED:
+        if (value := message.get(name, 1)) not in (0, 1):
+            raise ConversationError(f"messages[{index}].{name}", f"is {value!r}: it must be 0 (not trained) or 1")
+    return next((name for name in _IS_TRAINED if not message.get(name, 1)), "")
 
 
 @dataclass(frozen=True)
@@ -201,6 +218,8 @@ class _Row:
                     field, f"is not in the text that the chat template writes: {text.strip()[:60]!r}"
                 )
         for at, call in enumerate(calls):
+            if not isinstance(call["function"]["arguments"], Mapping):
+                raise ConversationError(f"{where}.tool_calls[{at}].function.arguments", "are not a JSON object")
             other = {**message, "tool_calls": swapped(calls, at, _with_other_arguments(call))}
             if call["function"]["arguments"] and self._with(index, other) == self.written:
                 raise ConversationError(f"{where}.tool_calls[{at}]", "has arguments that the chat template leaves out")

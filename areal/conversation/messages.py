@@ -121,6 +121,15 @@ def _calls(value: object, where: str) -> list[dict[str, Any]]:
     return calls
 
 
+def field_as_given(field: str, messages: Sequence[Mapping[str, object]]) -> str:
+    """Return where a field of the normal form stands in the given messages: a ``function_call`` is ``tool_calls[0]``
+    there."""
+    where, call, rest = field.partition(".tool_calls[0]")
+    index = int(where.removeprefix("messages[").removesuffix("]")) if call else 0
+    is_older = call and messages[index].get("function_call") and not messages[index].get("tool_calls")
+    return f"{where}.function_call{rest.removeprefix('.function')}" if is_older else field
+
+
 def message_text(message: Mapping[str, Any]) -> str:
     """Return the text of a message in the normal form."""
     return "\n".join(message_texts(message))

@@ -12,7 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal.conversation import TRAIN_ON, TrainedTokens, TrainOn, in_common, normalise, trained_tokens
+from areal.conversation import (
+    TRAIN_ON,
+    ConversationError,
+    TrainedTokens,
+    TrainOn,
+    field_as_given,
+    in_common,
+    normalise,
+    trained_tokens,
+)
 from areal.dataclasses import dataclass
 from areal.dataset.files import SUFFIXES, BadData, Row, Rows, read_dataset
 from areal.dataset.images import BadImage, check, check_count, located
@@ -32,6 +41,15 @@ _SFT_TARGETS = (*_ANSWERS[1:], _ANSWERS[0])  # a whole solution rather than the 
 _PICTURES = ("images", "image", "videos", "video", "audio")
 _TEXT_ALONE = "here prompts are text; images are seen by areal.workflow.vision_rlvr:VisionRLVRWorkflow, of type rl"
 _KWARGS = "chat_template_kwargs"
+_UNREAD = {  # columns of other trainers without which a row would be learned differently: what to do with them
+    "history": "put its turns into messages",
+    "completion_mask": "name it loss_mask",
+    "assistant_masks": "name it loss_mask",
+    "position_ids": "a row is one sequence",
+    "seq_lengths": "a row is one sequence",
+    "prompt_ids": "chosen_ids and rejected_ids begin with the prompt, of prompt_length tokens",
+    "margin": "a preference has no margin",
+}
 _IGNORE_INDEX = -100  # the label of a token that is not learned, as in torch
 BOXED = "\nPlease put your final answer within \\boxed{}."
 
@@ -88,8 +106,12 @@ def _formatted(
 ) -> Row:
     try:
         row = _with_kwargs(row, template_kwargs)
-        if "messages" in row and _are_objects(functions := row.get("functions"), "name"):  # from before tools
+        if row.get("messages") is None:  # a table has the column in all of its rows
+            row = {name: value for name, value in row.items() if name != "messages"}
+        if _are_objects(functions := row.get("functions"), "name"):  # from before tools
             row = {**row, "tools": row.get("tools") or functions}
+        if kind != "rl":  # a workflow and a reward get all columns
+            _check_columns(row)
         if images is not None and kind == "rl":
             row = images.checked(row)
         elif pictures := [name for name in _PICTURES if row.get(name)]:
@@ -105,6 +127,20 @@ def _formatted(
         raise BadData(f"{place}: a row of type {kind} has no {error.args[0]}; it has {columns}") from error
     except (ValueError, TypeError, BadImage) as error:
         raise BadData(f"{place}: {error}") from error
+
+
+def _check_columns(row: Row) -> None:
+    """Raise ValueError for a column that changes what other trainers learn from the row, and is not read here."""
+    for name, advice in _UNREAD.items():
+        if row.get(name) and (name != "history" or "messages" not in row):
+            raise ValueError(f"{name} is not read: {advice}")
+    turns = next((row[name] for name in ("messages", "prompt", "chosen") if _is_conversation(row.get(name))), None)
+    for name in ("system", "system_prompt"):
+        if row.get(name) and (turns is None or turns[0]["role"] not in ("system", "developer")):
+            raise ValueError(f"{name} is not read: make it the first of the messages, with the role system")
+    for name in ("kto_tag", "label"):  # of KTO
+        if row.get(name) is False and (name == "kto_tag" or "completion" in row):
+            raise ValueError(f"{name} is false: the row is an answer that is not wanted, and would be learned")
 
 
 def _with_kwargs(row: Row, given: Mapping[str, object]) -> Row:
@@ -159,9 +195,15 @@ def _prompt(row: Row, instruction: str) -> Row:
 
 def _supervised(row: Row, tokenizer: Any, train_on: TrainOn) -> Row:
     if "input_ids" in row:
-        _refuse_kwargs(row)
+        _refuse_templating(row)
         ids = list(row["input_ids"])
+        if not all(row.get("attention_mask") or (1,)):
+            raise ValueError("attention_mask has zeros: leave the padding out of the row")
         if row.get("loss_mask") is not None:
+            if len(row["loss_mask"]) != len(ids) or any(each not in (0, 1) for each in row["loss_mask"]):
+                raise ValueError(
+                    "loss_mask must have a 1 for each of the input_ids that is learned, and 0 for the others"
+                )
             return {"input_ids": ids, "loss_mask": list(row["loss_mask"])}
         labels = ids if row.get("labels") is None else list(row["labels"])
         if len(labels) != len(ids) or any(
@@ -180,7 +222,7 @@ def _supervised(row: Row, tokenizer: Any, train_on: TrainOn) -> Row:
             raise KeyError(" or ".join(_ANSWERS))
         turns = answer if _is_conversation(answer) else [{"role": "assistant", "content": _text("answer", answer)}]
         return _conversation(row, [*prompt, *turns], tokenizer, train_on)
-    _refuse_kwargs(row)
+    _refuse_templating(row)
     question, answer = _question(row)[0], _first(row, _SFT_TARGETS)
     before = list(tokenizer.encode(question))
     whole = list(tokenizer.encode(f"{question}{answer}{tokenizer.eos_token or ''}"))
@@ -193,29 +235,36 @@ def _conversation(row: Row, messages: Any, tokenizer: Any, train_on: TrainOn) ->
     return {"input_ids": learned.ids, "loss_mask": learned.mask}
 
 
-def _refuse_kwargs(row: Row) -> None:
-    if _KWARGS in row:
-        raise ValueError(f"{_KWARGS} have no effect: the row is not a conversation")
+def _refuse_templating(row: Row) -> None:
+    for name in (_KWARGS, "tools"):
+        if row.get(name):
+            raise ValueError(f"{name} have no effect: the row is not a conversation")
 
 
 def _learned(row: Row, messages: Any, tokenizer: Any, train_on: TrainOn = "last") -> TrainedTokens:
     conversation = normalise(messages, row.get("tools"))
     chat = chat_of(tokenizer, bool(conversation.tools))
-    return trained_tokens(chat, conversation, train_on, **template_variables(chat, row.get(_KWARGS)))
+    try:
+        return trained_tokens(chat, conversation, train_on, **template_variables(chat, row.get(_KWARGS)))
+    except ConversationError as error:
+        raise ConversationError(field_as_given(error.field, messages), error.problem) from error
 
 
 def _pair(row: Row, tokenizer: Any) -> Row:
     """Token ids of a preference pair. ``prompt_length``, in tokens, is set if the prompt is known: from a column, or as
     all but the last message of two conversations."""
     if "chosen_ids" in row:
-        _refuse_kwargs(row)
+        _refuse_templating(row)
         lengths = {"prompt_length": int(row["prompt_length"])} if "prompt_length" in row else {}
         return {"chosen_ids": list(row["chosen_ids"]), "rejected_ids": list(row["rejected_ids"]), **lengths}
     sides = [row["chosen"], row["rejected"]]
+    for name, side in zip(("chosen", "rejected"), sides, strict=True):
+        if not isinstance(side, str | list):
+            raise ValueError(f"{name} must be a text or a list of messages, not {type(side).__name__}")
     if _is_conversation(row.get("prompt")):
         sides = [[{"role": "assistant", "content": side}] if isinstance(side, str) else side for side in sides]
     if all(isinstance(side, str) for side in sides):
-        _refuse_kwargs(row)
+        _refuse_templating(row)
         prompt = _question(row)[0] if any(row.get(each) is not None for each in _QUESTIONS) else ""
         ids = [list(tokenizer.encode(f"{prompt}{side}{tokenizer.eos_token or ''}")) for side in sides]
         before = list(tokenizer.encode(prompt)) if prompt else None

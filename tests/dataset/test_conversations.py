@@ -163,13 +163,83 @@ def test_answer_of_several_parts_is_learned(tmp_path: Path, tokenizers: Any, nam
     assert learned(tmp_path, tokenizers(name), {"messages": [USER, answer]}) == [wanted]
 
 
-def test_messages_of_weight_zero_are_not_learned(tmp_path: Path, tokenizers: Any) -> None:
-    tokenizer, bad = tokenizers("qwen2_5"), {"role": "assistant", "content": "Snow.", "weight": 0}
-    row = {"messages": [USER, bad, USER, {**RAIN, "weight": 1.0}]}
+@pytest.mark.parametrize("key", ["weight", "train", "training", "loss"])
+def test_messages_of_weight_zero_are_not_learned(tmp_path: Path, tokenizers: Any, key: str) -> None:
+    tokenizer, bad = (
+        tokenizers("qwen2_5"),
+        {"role": "assistant", "content": "Snow.", key: 0 if key == "weight" else False},
+    )
+    row = {"messages": [USER, bad, USER, {**RAIN, key: 1.0 if key == "weight" else True}]}
     assert learned(tmp_path, tokenizer, row, train_on="assistant") == ["Rain.<|im_end|>"]
-    assert "messages[1].weight is 0, so nothing" in refusal(tmp_path, tokenizer, {"messages": [USER, bad]})
-    half = {"messages": [USER, {**RAIN, "weight": 0.5}]}
-    assert "messages[1].weight is 0.5: it must be 0" in refusal(tmp_path, tokenizer, half)
+    assert f"messages[1].{key} is {bad[key]}, so nothing" in refusal(tmp_path, tokenizer, {"messages": [USER, bad]})
+    half = {"messages": [USER, {**RAIN, key: 0.5}]}
+    assert f"messages[1].{key} is 0.5: it must be 0" in refusal(tmp_path, tokenizer, half)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"messages": [{**USER, "train": True}, RAIN]}, "messages[0].train is true: only messages of the assistant"),
+        ({"messages": [USER, {**RAIN, "train_detail": [{"begin_offset": 0}]}]}, "messages[1].train_detail is not read"),
+        ({"messages": [USER, RAIN], "system": "Be brief."}, "system is not read"),
+        ({"system_prompt": "Be brief.", "question": "Weather?", "response": "Rain."}, "system_prompt is not read"),
+        ({"instruction": "Weather?", "output": "Rain.", "history": [["Hi", "Hello"]]}, "history is not read"),
+        ({"messages": [USER, RAIN], "kto_tag": False}, "kto_tag is false"),
+        ({"prompt": [USER], "completion": [RAIN], "label": False}, "label is false"),
+        ({"prompt": "Weather?", "completion": "Rain.", "tools": [WEATHER]}, "tools have no effect"),
+        ({"input_ids": [5, 6], "completion_mask": [0, 1]}, "completion_mask is not read: name it loss_mask"),
+        ({"input_ids": [5, 6], "assistant_masks": [0, 1]}, "assistant_masks is not read: name it loss_mask"),
+        ({"input_ids": [5, 6], "position_ids": [0, 0]}, "position_ids is not read: a row is one sequence"),
+        ({"input_ids": [5, 6], "attention_mask": [1, 0]}, "attention_mask has zeros"),
+        ({"input_ids": [5, 6], "loss_mask": [0, 0.5]}, "loss_mask must have a 1"),
+        ({"input_ids": [5, 6], "loss_mask": [1]}, "loss_mask must have a 1"),
+        ({"messages": [USER, called("{'city': 'Oslo'}")]}, "messages[1].tool_calls[0].function.arguments are not"),
+        ({"messages": [USER, called([1])]}, "messages[1].tool_calls[0].function.arguments are not a JSON object"),
+        (
+            {"messages": [USER, {"role": "assistant", "function_call": {"name": "weather", "arguments": "{"}}]},
+            "messages[1].function_call.arguments are not a JSON object",
+        ),
+    ],
+)
+def test_rows_that_other_trainers_learn_differently_are_refused(
+    tmp_path: Path, tokenizers: Any, row: dict[str, Any], problem: str
+) -> None:
+    assert problem in refusal(tmp_path, tokenizers("qwen2_5"), row)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {
+            "messages": [{"role": "system", "content": "Be brief."}, USER, RAIN],
+            "system": "Be brief.",
+            "history": [["a", "b"]],
+        },
+        {"messages": None, "prompt": [USER], "completion": [RAIN], "label": True, "system": "", "history": []},
+        {"messages": [{**USER, "train": False, "loss": False}, {**RAIN, "train_detail": []}], "label": False},
+    ],
+)
+def test_columns_without_an_effect_are_accepted(tmp_path: Path, tokenizers: Any, row: dict[str, Any]) -> None:
+    assert learned(tmp_path, tokenizers("qwen2_5"), row) == ["Rain.<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"system": "Be brief.", "question": "Weather?", "chosen": "Rain.", "rejected": "No."}, "system is not read"),
+        ({"prompt": [USER], "chosen": [{**RAIN, "train": False}], "rejected": [RAIN]}, "train is False"),
+        ({"prompt": "Weather?", "chosen": "Rain.", "rejected": None}, "rejected must be a text or a list of messages"),
+        ({"prompt": [USER], "chosen": RAIN, "rejected": RAIN}, "chosen must be a text or a list of messages, not dict"),
+        ({"prompt_ids": [1], "chosen_ids": [2, 3], "rejected_ids": [2, 4]}, "prompt_ids is not read"),
+        ({"prompt": "Weather?", "chosen": "Rain.", "rejected": "No.", "margin": 0.5}, "margin is not read"),
+    ],
+)
+def test_pairs_that_other_trainers_learn_differently_are_refused(
+    tmp_path: Path, tokenizers: Any, row: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(BadData) as caught:
+        get_custom_dataset(path=str(lines(tmp_path / "p.jsonl", [row])), type="rw", tokenizer=tokenizers("qwen2_5"))
+    assert problem in str(caught.value)
 
 
 def test_text_prompt_of_pairs_of_messages_is_a_question(tmp_path: Path, tokenizers: Any) -> None:

@@ -104,7 +104,8 @@ def _types_of(schema: object, root: object, seen: Sequence[str] = ()) -> frozens
     if not isinstance(schema, Mapping):
         return frozenset()
     if isinstance(name := schema.get("$ref"), str) and name not in seen:
-        return _types_of(_within(root, *name.split("/")[1:]), root, (*seen, name))
+        keys = [each.replace("~1", "/").replace("~0", "~") for each in name.split("/")[1:]]  # RFC 6901
+        return _types_of(_within(root, *keys), root, (*seen, name))
     choices = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
     if isinstance(choices, list):
         found = [_types_of(each, root, seen) for each in choices]

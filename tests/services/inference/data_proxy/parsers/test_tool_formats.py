@@ -151,6 +151,7 @@ def test_text_parses_into_content_and_calls(name: str, text: str, content: str, 
         ({"allOf": [{"$ref": "#/$defs/Unit"}], "default": "5"}, "5", '"5"'),
         ({"$ref": "#/$defs/Size"}, "5", "5"),
         ({"$ref": "#/$defs/Loop"}, "5", "5"),
+        ({"$ref": "#/$defs/a~1b~0c"}, "5", '"5"'),
         ({"enum": ["1", "x"]}, "1", '"1"'),
         ({"enum": [1, "x"]}, "1", "1"),
         ({"type": "string"}, "null", '"null"'),
@@ -163,7 +164,12 @@ def test_value_has_a_type_of_the_schema(name: str, schema: object, text: str, va
         "qwen3_coder": f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>",
         "glm45": f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
     }
-    named = {"Unit": {"type": "string"}, "Size": {"enum": [1, "x"]}, "Loop": {"$ref": "#/$defs/Loop"}}
+    named = {
+        "Unit": {"type": "string"},
+        "Size": {"enum": [1, "x"]},
+        "Loop": {"$ref": "#/$defs/Loop"},
+        "a/b~c": {"type": "string"},
+    }
     function = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}, "$defs": named}}
     tools = Tools([{"type": "function", "function": function}])
     reader = ResponseReader(parse=tool_format(name).parse, tools=tools, new_id=lambda: "id")
