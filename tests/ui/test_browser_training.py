@@ -165,14 +165,26 @@ def test_focus_and_cursor_are_kept_while_job_writes(job: Home, tab: Tabs) -> Non
     it.press("Escape", "ArrowLeft", "ArrowLeft")
     assert "step 49" in it.page.inner_text(".readout")
     it.page.focus("text=log axis")
+    it.page.evaluate("document.querySelector('.chart canvas').dataset.same = 'yes'")
     line = {"step": 51, "attempt": 1, "time": 1051.0, "reward/mean": 0.25, "time/step": 2.0}
     with job.job_metrics("learn").open("a") as file:
         file.write("\n" + json.dumps(line) + "\n")
     it.page.wait_for_selector(".facts >> text=step 51")
+    assert it.page.is_visible(".chart canvas[data-same]"), "a click that has begun ends on the same chart"
     assert it.page.evaluate("document.activeElement.innerText") == "log axis"
     assert "step 49" in it.page.inner_text(".readout") and it.page.input_value("[data-filter]") == "reward"
     it.press("Enter")
     it.page.wait_for_function("() => location.search.includes('log=1')")
+
+
+def test_log_axis_begins_just_below_a_power_of_ten(job: Home, tab: Tabs) -> None:  # noqa: F811
+    lines = [
+        {"step": step, "attempt": 1, "time": 1000.0 + step, "grad_norm": 0.00118 * step**2} for step in range(1, 51)
+    ]
+    job.job_metrics("learn").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    it = tab()
+    it.open("/job/learn?log=1")
+    it.page.wait_for_selector(".chart canvas")
 
 
 def test_comparison_shows_no_table_until_its_jobs_are_read(job: Home, record: Recorder, tab: Tabs) -> None:  # noqa: F811

@@ -69,3 +69,19 @@ def test_page_and_terminal_show_the_same_numbers() -> None:
     ]
     for (form, given), page in zip(forms, shown, strict=True):
         assert [(value, form(value)) for value in given] == list(zip(given, page, strict=True))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_log_axis_has_few_lines_in_every_range() -> None:
+    draw = random.Random(5)
+    lows = [0.0011804950190708041 / 1.2, 9.84e-4, 0.99, 1.0, *(10 ** draw.uniform(-12, 12) for _ in range(3000))]
+    ranges = [(low, low * 1.44 * 10 ** draw.choice((0, 0, draw.uniform(0, 2), draw.uniform(0, 20)))) for low in lows]
+    source = SCRIPT.read_text() + (
+        "\nlet text = ''; for await (const part of process.stdin) text += part;"
+        "\nconsole.log(JSON.stringify(JSON.parse(text).map(([low, high]) => logTicks(low, high))));"
+    )
+    command = ["node", "--input-type=module", "-e", source]
+    done = subprocess.run(command, input=json.dumps(ranges), capture_output=True, text=True, check=True)
+    for (low, high), ticks in zip(ranges, json.loads(done.stdout), strict=True):
+        assert 2 <= len(ticks) <= 10 and ticks == sorted(set(ticks)), (low, high, ticks)
+        assert low <= ticks[0] and ticks[-1] <= high

@@ -2,6 +2,7 @@
 // outliers clipped, so that one spike does not flatten a curve.
 import uPlot from "./uplot.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, fmt } from "./ui.js";
+import { logTicks } from "./numbers.js";
 
 const COLOURS = ["--s1", "--s2", "--s3", "--s4", "--s5", "--s6", "--s7", "--s8"];
 const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3]];
@@ -53,7 +54,7 @@ export function Chart({ title, starts, series, smooth = 0, log = false, clip = t
   const host = useRef(null);
   const plot = useRef(null);
   const readout = useRef(null);
-  const key = JSON.stringify([starts.length, series.map((each) => each.name), smooth, log, clip, stacked, height]);
+  const key = JSON.stringify([beside(starts.at(-1)), series.map((each) => [each.name, isFew(each.points.mean)]), smooth, log, clip, stacked, height]);
   const shown = useRef(null);
   shown.current = { starts, series, smooth, log, clip, stacked, onOpen };
   const form = (value) => (stacked && value !== null ? `${Math.round(100 * value)}%` : fmt.number(value));
@@ -158,7 +159,7 @@ function draw(host, shown, cursor, height) {
     width: host.clientWidth || 300, height, legend: { show: false }, padding: [6, beside(shown.current.starts.at(-1)), 0, 0], bands,
     cursor: { y: false, points: { size: 6, show: stacked ? false : undefined }, drag: { x: false, y: false } },
     scales: { x: { time: false }, y: { range, distr: log && !stacked ? 3 : 1, log: 10 } },
-    axes: [{ ...axis, size: 22, space: 60 }, { ...axis, size: (u, values) => Math.max(48, 14 + 6.5 * Math.max(0, ...(values ?? []).map((each) => each.length))), space: 26, values: (u, values) => values.map((value) => (value === null ? "" : stacked ? `${Math.round(100 * value)}%` : compact(value))) }],
+    axes: [{ ...axis, size: 22, space: 60 }, { ...axis, ...(log && !stacked && { splits: (u, at, low, high) => logTicks(low, high), filter: (u, splits) => splits }), size: (u, values) => Math.max(48, 14 + 6.5 * Math.max(0, ...(values ?? []).map((each) => each.length))), space: 26, values: (u, values) => values.map((value) => (value === null ? "" : stacked ? `${Math.round(100 * value)}%` : compact(value))) }],
     series: columns,
   }, dataOf(shown.current), host);
   plot.over.addEventListener("mousemove", () => { if (plot.cursor.idx !== null && plot.cursor.idx !== undefined) cursor.set(shown.current.starts[plot.cursor.idx]); });

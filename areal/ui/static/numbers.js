@@ -35,3 +35,15 @@ export function bytes(value) {
   while (size >= 1023.5 && unit < units.length - 1) { size /= 1024; unit += 1; }
   return `${size < 100 ? Number(size.toPrecision(3)) : Math.round(size)}${units[unit]}`;
 }
+
+// Where a log axis has its lines: 1, 2 and 5 in each power of ten, or whole powers where those are many; in a range without
+// two of them, even steps. At most about ten. (uPlot's own loop has no end for a range that begins just below a power of ten.)
+export function logTicks(low, high) {
+  const [first, last] = [Math.floor(Math.log10(low)), Math.floor(Math.log10(high))], found = [];
+  const digits = last - first > 2 ? [1] : [1, 2, 5], every = Math.ceil((last - first) / 8) || 1;
+  for (let power = first; power <= last; power += every) found.push(...digits.map((each) => Number(`${each}e${power}`)));
+  const inside = found.filter((each) => each >= low && each <= high);
+  if (inside.length > 1) return inside;
+  const step = Number(`1e${Math.floor(Math.log10(high - low))}`) / 2, from = Math.ceil(low / step);
+  return Array.from({ length: Math.floor(high / step) - from + 1 }, (_, at) => (from + at) * step).filter((_, at, all) => all.length < 8 || at % 4 === 0);
+}
