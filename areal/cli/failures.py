@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from areal.cli.habits import option_hint
 from areal.cli.options import Invocation
 from areal.errors import ArealError
 from areal.terminal import OutputLost, fancy, style
@@ -52,10 +53,12 @@ def _describe(error: BaseException) -> tuple[list[str], int]:
         return [*lines, *last], error.exit_code
     if isinstance(error, click.UsageError):
         text = error.format_message()
+        hint = option_hint(error)
+        text = text if hint is None else text.partition(". ")[0].partition(" (")[0]
         first, *_ = message_lines(text[:1].lower() + text[1:].rstrip("."))
         if error.ctx is None:
-            return [first], 2
-        return [first, f"  {error.ctx.get_usage()}", *_hint(f"{error.ctx.command_path} --help")], 2
+            return [first, *_hint(hint)], 2
+        return [first, f"  {error.ctx.get_usage()}", *_hint(hint or f"{error.ctx.command_path} --help")], 2
     if isinstance(error, click.ClickException):
         return message_lines(error.format_message()), 2
     if isinstance(error, OutputLost):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from areal.cli.options import Invocation, global_options
+from areal.cli.options import Invocation, global_options, refuse_empty
 from areal.interrupt import STATUS, is_interrupt
 from areal.terminal import OutputLost, guarded
 
@@ -224,11 +224,9 @@ class LazyGroup(click.Group):
             ctx.ensure_object(Invocation).failed = entry.failed
         if ctx.resilient_parsing or entry is not None or args[0].startswith("-"):
             return super().resolve_command(ctx, args)
-        from areal.errors import did_you_mean
+        from areal.cli.habits import unknown_command
 
-        known = _ALIASES.get(args[0]) if ctx.parent is None else None
-        meant = f' (did you mean "{known}"?)' if known else did_you_mean(args[0], self.table)
-        raise click.UsageError(f'no such command "{args[0]}"{meant}', ctx)
+        raise unknown_command(ctx, args, self.table)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -261,27 +259,9 @@ def load(name: str, leaf: Leaf) -> click.Command:
     assert isinstance(command, click.Command), f"{leaf.target} is not a click command"
     command.name = name
     command.short_help = leaf.help
-    return command
+    return refuse_empty(command)
 
 
-# Commands of kubectl, Docker Compose, Terraform, Helm and Ollama, and what does the same here.
-_ALIASES = {
-    **dict.fromkeys(("create", "up", "edit", "patch", "label", "annotate", "install", "upgrade"), "apply -f FILE"),
-    **dict.fromkeys(("down", "destroy", "rm", "uninstall"), "delete"),
-    **dict.fromkeys(("ls", "list", "status"), "get"),
-    **dict.fromkeys(("show", "inspect"), "describe"),
-    **dict.fromkeys(("run", "serve"), "inf run"),
-    "api-resources": "get kinds",
-    "chat": "inf chat",
-    "lint": "validate",
-    "plan": "diff -f FILE",
-    "ps": "get processes",
-    "pull": "models pull",
-    "rollout": "wait --for ready",
-    "start": "resume",
-    "stop": "suspend",
-    "template": "render",
-}
 _BROKEN_PIPE = 141
 _COMPLETE = "_AREAL_COMPLETE"
 
@@ -293,6 +273,9 @@ def cli() -> None:
 
     Write resources in YAML; `areal apply` makes the processes agree with them.
     """
+
+
+refuse_empty(cli)
 
 
 def main() -> int:

@@ -439,7 +439,8 @@ def adopt(cli: Invocation, target: str | None, pid: int | None, url: str | None,
 
 _WORDS = ("ready", "deleted", "completed")
 _FORMS = "ready, deleted, completed, condition=TYPE[=STATUS] or jsonpath=EXPR=VALUE"
-_CONDITION = r"condition=[A-Za-z]+(=[A-Za-z]+)?"
+_TYPES = ("Ready", "Progressing", "Degraded", "Stalled")
+_CONDITION = rf"(?i)condition=({'|'.join(_TYPES)})(=(True|False|Unknown))?"
 _PART = r"(?:[^,\[\]'\"{}]|\[[^\]]*\]|\{[^}]*\}|'[^']*'|\"[^\"]*\")+"
 
 
@@ -504,6 +505,9 @@ def _condition(text: str) -> str:
             raise UsageFault(f"--for {text} names no value", hint="write jsonpath={.status.phase}=Running")
         compile_template(expression)
         return text
+    if text.startswith("condition="):
+        hint = f"conditions: {', '.join(_TYPES)}, each =True, =False or =Unknown; a job's success: completed"
+        raise UsageFault(f'no condition "{text.removeprefix("condition=")}"', hint=hint)
     raise UsageFault(f'no condition "{text}"{did_you_mean(text, _WORDS)}', hint=f"write {_FORMS}")
 
 

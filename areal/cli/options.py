@@ -218,6 +218,7 @@ pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=click.Command)
 Decorator = Callable[[F], F]
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}  # "ms" before "s"
@@ -247,6 +248,24 @@ class Seconds(click.ParamType[float]):
         if self.positive and not seconds:
             self.fail(f"{value} is no time at all; leave the option out for its default", param, ctx)
         return seconds
+
+
+class Filled(click.types.StringParamType):
+    """A text that is not empty. The empty value of an unset shell variable would select the default: the service
+    ``default``, or the working folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not value:
+            self.fail("it is empty; is a variable of the shell not set?", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def refuse_empty(command: C) -> C:
+    """Make the options of ``command`` refuse an empty name or path. Texts, arguments and --set may be empty."""
+    for option in command.params:
+        if option.type is click.STRING and option.metavar not in ("TEXT", "ARGS", "WORDS", "PATH=VALUE"):
+            option.type = Filled()
+    return command
 
 
 class FiniteRange(click.FloatRange):

@@ -83,8 +83,24 @@ INFERENCE_SERVICE, MODEL, AGENT_SERVICE, TRAIN_JOB = "InferenceService", "Model"
 
 _register(INFERENCE_SERVICE, "inferenceservices", ("inf", "isvc"), 0, "inference_service", ("gateway", "router"))
 _register(MODEL, "models", ("mdl",), 1, "model", ("engine", "data-proxy"))
-_register(AGENT_SERVICE, "agentservices", ("agent",), 2, "agent_service", ("gateway", "router", "worker", "data-proxy"))
-_register(TRAIN_JOB, "trainjobs", ("job",), 3, "train_job", ("driver",))
+_register(
+    AGENT_SERVICE,
+    "agentservices",
+    ("agent", "agents"),
+    2,
+    "agent_service",
+    ("gateway", "router", "worker", "data-proxy"),
+)
+_register(TRAIN_JOB, "trainjobs", ("job", "jobs"), 3, "train_job", ("driver",))
+
+
+_OF_KUBERNETES = {
+    **dict.fromkeys(("po", "pod", "pods"), "areal get processes"),
+    **dict.fromkeys(("ev", "event", "events"), "areal events"),
+    **dict.fromkeys(("no", "node", "nodes"), "areal get processes -o wide shows the node of each process"),
+    **dict.fromkeys(("ns", "namespace", "namespaces"), "--home DIR, or AREAL_HOME, separates objects"),
+}
+"""Kinds that this system does not have, and what to use instead."""
 
 
 def components_of(kinds: Iterable[str]) -> list[str]:
@@ -114,6 +130,8 @@ def resolve_kind(text: str) -> str:
     """Return the canonical kind of any spelling, case-insensitive. Raises NotFound with a suggestion."""
     kind = _BY_SPELLING.get(text.lower())
     if kind is None:
+        if hint := _OF_KUBERNETES.get(text.lower()):
+            raise NotFound(f'unknown kind "{text}"', hint=hint)
         raise NotFound(
             f'unknown kind "{text}"{did_you_mean(text, _BY_SPELLING)}',
             hint=f"kinds: {', '.join(KINDS)}",

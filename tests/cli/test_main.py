@@ -30,9 +30,59 @@ def test_unknown_subcommand_suggests_from_its_group(areal: Areal) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("rollout", "restart", "model/x"), '(did you mean "restart"?)'),
+        (("rollout", "undo", "model/x"), '(did you mean "rollback"?)'),
+        (("rollout", "status", "model/x"), '(did you mean "wait --for ready"?)'),
+        (("exec", "-it", "model/x", "--", "bash"), '(did you mean "get processes"?)'),
+        (("port-forward", "model/x", "80"), '(did you mean "get -o wide"?)'),
+        (("replace", "-f", "x.yaml"), '(did you mean "apply -f FILE --replace"?)'),
+        (("help", "get"), '(did you mean "--help"?)'),
+        (("get", "all", "-A"), "hint: there are no namespaces"),
+        (("get", "pods"), "hint: areal get processes"),
+        (("get", "events"), "hint: areal events"),
+        (("get", "model", "--no-headers"), "hint: -o name"),
+        (("get", "model", "--field-selector", "a=b"), "hint: -l for labels"),
+        (("apply", "-f", "x.yaml", "--server-side"), "hint: leave it out: fields have owners"),
+        (("apply", "-f", "x.yaml", "--validate=false"), "hint: leave it out: manifests are always checked"),
+        (("delete", "model/x", "--wait=false"), "unless --no-wait is given"),
+        (("delete", "model/x", "--force"), "--grace 0 kills at once"),
+    ],
+)
+def test_habits_of_kubectl_are_answered_with_what_does_the_same(
+    areal: Areal, words: tuple[str, ...], answer: str
+) -> None:
+    result = areal(*words)
+    assert result.code in (2, 4) and result.out == ""
+    assert answer in result.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("delete", "-f", "", "--yes"),
+        ("apply", "-k", "", "--yes"),
+        ("apply", "-f", "x.yaml", "--profile", "", "--dry-run"),
+        ("inf", "stop", "--service", "", "--yes"),
+        ("delete", "--all", "--yes", "--home", ""),
+        ("--home", "", "delete", "--all", "--yes"),
+        ("get", "--gateway", ""),
+        ("reconcile", ""),
+    ],
+)
+def test_empty_name_or_path_does_not_mean_the_default(areal: Areal, words: tuple[str, ...]) -> None:
+    result = areal(*words)
+    assert result.code == 2
+    assert "it is empty; is a variable of the shell not set?" in result.err
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (("get", "--jsn"), "--json"),
+        (("wait", "job/x", "--for", "condition=Complete"), "Stalled, each =True, =False or =Unknown; a job's success:"),
+        (("wait", "model/x", "--for", "condition=Ready=yes"), 'no condition "Ready=yes"'),
         (("apply",), "neither -f nor -k"),
         (("diff",), "neither -f nor -k"),
         (("get", "-o", "jsn"), 'did you mean "json"'),
