@@ -308,7 +308,7 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
     continued = _continues_last_message(fields, conversation.messages, forced=bool(tools.primer))
     variables = _template_variables(fields, chat.template)
     parsing = ResponseParsing(None if continued else parsers.reasoning, tools)
-    wants_logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", 0, capabilities.max_top_logprobs)
+    wants_logprobs, top = fields.flag("logprobs"), _alternatives(fields, "top_logprobs", codec, capabilities)
     if top and not wants_logprobs:
         raise bad_field("top_logprobs", "needs logprobs: true")
     options = read_response_options(fields, (top or 0) if wants_logprobs else None, capabilities)
@@ -376,14 +376,20 @@ def _template_variables(fields: Fields, template: Template) -> dict[str, Any]:
     return variables
 
 
+def _alternatives(fields: Fields, name: str, codec: TextCodec, capabilities: Capabilities) -> int | None:
+    """Take the number of likeliest tokens to return: at most the whole vocabulary, because more would end SGLang."""
+    count = fields.whole(name, 0, capabilities.max_top_logprobs)
+    return None if count is None else min(count, codec.vocab_size)
+
+
 def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities) -> GenerationRequest:
     """Read a request for a completion. Raises 400 naming the field."""
     fields.refuse(_NOT_IN_COMPLETIONS)
     prompt = fields.take("prompt")
     prompts = _prompts(prompt, codec)
     echo = fields.flag("echo")
-    top = fields.whole("logprobs", 0, capabilities.max_top_logprobs)
-    scored = fields.whole("prompt_logprobs", 0, capabilities.max_top_logprobs)
+    top = _alternatives(fields, "logprobs", codec, capabilities)
+    scored = _alternatives(fields, "prompt_logprobs", codec, capabilities)
     if (scored is not None or (echo and top is not None)) and not capabilities.prompt_logprobs:
         name = "echo" if scored is None else "prompt_logprobs"
         raise unsupported(name, "this engine does not report the log-probabilities of a prompt")

@@ -20,6 +20,7 @@ from areal.services.inference.data_proxy.fields import (
     read_response_options,
     read_sampling,
 )
+from areal.services.inference.data_proxy.openai import read_completion
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines import sglang, vllm
 from areal.services.inference.engines.base import Capabilities, EngineCall, EngineRefused
@@ -236,6 +237,14 @@ def test_engine_receives_requested_top_logprobs(
 ) -> None:
     options = read_response_options(Fields({}), asked, Capabilities())
     assert read_sampling(Fields(more), codec, options, Capabilities(), 7).top_logprobs == of_the_engine
+
+
+def test_more_top_logprobs_than_the_vocabulary_are_the_whole_vocabulary(tokenizer: Path) -> None:
+    loaded = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    small = TextCodec(loaded, template=None, end_ids=[2], max_positions=None, vocab_size=16)
+    body = {"prompt": [3], "logprobs": 20, "prompt_logprobs": 17}
+    request = read_completion(Fields(body), small, Capabilities(prompt_logprobs=True))
+    assert (request.sampling.top_logprobs, request.scored) == (16, 16)
 
 
 def test_temperature_below_engine_minimum_is_refused(codec: TextCodec) -> None:
