@@ -325,18 +325,18 @@ ENTRY_POINT = worded(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w
 """``package.module:Name``."""
 
 
-_EXAMPLE_AGENT = '''"""An agent that answers with its session's model. It needs `pip install openai`."""
+_EXAMPLE_AGENT = '''"""An agent that answers with its session's model."""
 
-from openai import AsyncOpenAI
+from areal.client.inference import AsyncInferenceClient
 
 
 async def agent(message, *, history, emitter, base_url, api_key, model):
     messages = [*history, {"role": "user", "content": message}]
-    async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key=api_key) as client:
-        stream = await client.chat.completions.create(model=model, messages=messages, stream=True)
-        async for chunk in stream:
-            for choice in chunk.choices:
-                await emitter.emit_delta(choice.delta.content or "")
+    client = AsyncInferenceClient(base_url, api_key, model=model)
+    async with client, client.stream_chat(messages) as chunks:
+        async for chunk in chunks:
+            for choice in chunk["choices"]:
+                await emitter.emit_delta(choice["delta"].get("content") or "")
 '''
 _TOOL_URL = worded(r"^https?://[^\s/?#@]+[^\s#]*$", 'be the URL of a server, "http://..." or "https://..."')
 _COMMAND_GIVEN: Schema = {"required": ["command"], "properties": {"command": {"not": {"enum": [[], None]}}}}

@@ -220,6 +220,8 @@ def test_init_of_an_agent_service_writes_its_agent_once(areal: Areal, tmp_path: 
     file, agent = tmp_path / "new.yaml", tmp_path / "my_agent.py"
     wrote = areal("init", "agentservice", "--out", str(file))
     assert f"wrote {file}, {agent}, " in wrote.err and len(agent.read_text().splitlines()) <= 14
+    imported = [line for line in agent.read_text().splitlines() if line.startswith(("import", "from"))]
+    assert all(line.startswith("from areal.") for line in imported), "apply works without a further package"
     agent.write_text("mine")
     assert areal("init", "agentservice", "--out", str(file), "--force").code == 0
     assert agent.read_text() == "mine"

@@ -60,6 +60,7 @@ def test_job_tokens_are_reachable_by_keyboard(job: Home, tab: Tabs) -> None:  # 
     it.press("Enter")
     it.at("/job/learn/step/2")
     it.page.wait_for_selector("tr[aria-current]")
+    assert it.page.is_visible("main a[href='/job/learn/step/2/group/g-2']"), "for another tab"
     it.press("j", "Enter")
     it.at("/job/learn/step/2/group/g-2")
     it.page.wait_for_selector("article")

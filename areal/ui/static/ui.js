@@ -173,8 +173,9 @@ const ROW = 28;
 
 // rows of objects; columns: { id, title, value(row), cell?(row), search?(row), num?,
 // sort?: false, hide?: width, optional?: left out where no row has a value }. Moves by j k arrows Home End PageUp PageDown,
-// opens by Enter. The selected row is in the address (`name`), is scrolled into view, and keeps the focus when rows change.
-export function Table({ label, columns: every, rows, rowKey, onOpen, note, filterText, name = "at", sortName = "sort", caption, empty = "nothing to show", focus = false }) {
+// opens by Enter: href(row), to which the first column is a link, or onOpen(row). The selected row is in the address (`name`), is
+// scrolled into view, and keeps the focus when rows change.
+export function Table({ label, columns: every, rows, rowKey, href, onOpen, note, filterText, name = "at", sortName = "sort", caption, empty = "nothing to show", focus = false }) {
   const route = currentRoute();
   const body = useRef(null);
   const [, redraw] = useState(0);
@@ -193,7 +194,12 @@ export function Table({ label, columns: every, rows, rowKey, onOpen, note, filte
     pendingSelection = { name, key: keys[at], path: location.pathname, timer: setTimeout(flushSelection, 400) };
     redraw((n) => n + 1);
   };
-  const open = (at) => { if (onOpen && shown[at]) { select(at, { scroll: false }); onOpen(shown[at]); } };
+  const open = (at) => { if ((href ?? onOpen) && shown[at]) { select(at, { scroll: false }); href ? go(href(shown[at])) : onOpen(shown[at]); } };
+  const content = (column, row) => {
+    if (column.cell) return column.cell(row);
+    const words = text(column.value(row));
+    return href && column === columns[0] ? html`<${Link} tabindex="-1" href=${href(row)}>${words}<//>` : words;
+  };
   const controls = useRef(null);
   controls.current = { index, count: shown.length, select, open: () => open(index) };
   const heads = shown.length > WINDOW;
@@ -251,7 +257,7 @@ export function Table({ label, columns: every, rows, rowKey, onOpen, note, filte
           return html`
             <tr key=${keys[at]} data-at=${at} tabindex=${at === index ? 0 : -1} aria-current=${at === index ? "true" : undefined} aria-rowindex=${heads ? at + 1 : undefined}
               onClick=${(event) => { if (!event.target.closest("a,button") && !String(getSelection())) open(at); }} onFocus=${() => { if (at !== index) select(at, { scroll: false }); }}>
-              ${columns.map((column) => html`<td key=${column.id} class=${classes(column)}>${column.cell ? column.cell(row) : text(column.value(row))}</td>`)}
+              ${columns.map((column) => html`<td key=${column.id} class=${classes(column)}>${content(column, row)}</td>`)}
             </tr>
             ${below && html`<tr key=${`${keys[at]} note`} class="note"><td colspan=${columns.length}>${below}</td></tr>`}`;
         })}

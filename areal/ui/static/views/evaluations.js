@@ -81,7 +81,7 @@ function Evaluation({ route }) {
       ${(data.choices.length > 0 || data.baseline) && html`<label class="row">against <select onChange=${(event) => setQuery({ against: event.target.value, show: null })}>${[...new Set(["none", data.baseline, ...data.choices].filter(Boolean))].map((each) => html`<option key=${each} value=${each} selected=${each === (data.against ?? query.against ?? data.baseline ?? "none")}>${each}</option>`)}</select></label>`}
       ${shows.length > 1 && html`<div class="row" role="group" aria-label="Prompts">${shows.map((each) => html`<button type="button" key=${each} aria-pressed=${String(each === data.show)} onClick=${() => choose(each)}>${each}</button>`)}</div>`}
     </div>
-    <${Table} label="Prompts" focus columns=${columns} rows=${data.prompts} rowKey=${(row) => String(row.prompt)} filterText=${query.q} onOpen=${(row) => go(pathOf(params.name, row.prompt) + kept(query))}
+    <${Table} label="Prompts" focus columns=${columns} rows=${data.prompts} rowKey=${(row) => String(row.prompt)} filterText=${query.q} href=${(row) => pathOf(params.name, row.prompt) + kept(query)}
       empty=${data.against && data.show !== "all" ? "no prompt of this kind: v shows others" : "no sample is written yet"} />
     ${data.leftOut > 0 && html`<p class="dim">${plural(data.leftOut, "more prompt")} ${data.leftOut === 1 ? "is" : "are"} not listed</p>`}`;
 }

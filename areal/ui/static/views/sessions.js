@@ -42,7 +42,7 @@ function List({ route, kind }) {
     ${(failed ?? error) && html`<${Problem} error=${failed ?? error} />`}
     ${data.away > 0 && html`<p class="warn">sessions of ${data.away} data proxies that are away are not listed</p>`}
     <div class="bar"><${Filter} value=${q} label="Filter sessions" placeholder="filter sessions" /></div>
-    <${Table} focus label="Sessions" columns=${kind === "agentservice" ? OF_AGENTS : OF_MODELS} rows=${rows} rowKey=${(row) => row.id} onOpen=${(row) => go(sessionsPath(kind, name, row.id))} empty=${q ? "none matches the filter" : "no session"} />
+    <${Table} focus label="Sessions" columns=${kind === "agentservice" ? OF_AGENTS : OF_MODELS} rows=${rows} rowKey=${(row) => row.id} href=${(row) => sessionsPath(kind, name, row.id)} empty=${q ? "none matches the filter" : "no session"} />
     ${last?.next && html`<button type="button" onClick=${load}>More (m)</button>`}`;
 }
 

@@ -74,8 +74,8 @@ function Groups({ route }) {
       ${from !== null && html`<button type="button" onClick=${() => setQuery({ from: null, to: null })}>reward ${fmt.number(from)} to ${fmt.number(to)} ×</button>`}
     </div>
     ${flat
-      ? html`<${Table} key="samples" focus label="Samples" columns=${SAMPLES} rows=${samples} rowKey=${(row) => row.episode} filterText=${query.q} onOpen=${(row) => go(pathOf(params, { group: row.group, sample: row.sample, isEval }))} empty="no sample has such a reward" />`
-      : html`<${Table} key="groups" focus label="Groups" columns=${GROUPS} rows=${groups} rowKey=${(row) => row.group} filterText=${query.q} onOpen=${(row) => go(pathOf(params, { group: row.group, isEval }))} empty="no group has such a reward" />`}
+      ? html`<${Table} key="samples" focus label="Samples" columns=${SAMPLES} rows=${samples} rowKey=${(row) => row.episode} filterText=${query.q} href=${(row) => pathOf(params, { group: row.group, sample: row.sample, isEval })} empty="no sample has such a reward" />`
+      : html`<${Table} key="groups" focus label="Groups" columns=${GROUPS} rows=${groups} rowKey=${(row) => row.group} filterText=${query.q} href=${(row) => pathOf(params, { group: row.group, isEval })} empty="no group has such a reward" />`}
     <${Failures} data=${data} />`;
 }
 
