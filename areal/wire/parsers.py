@@ -43,40 +43,67 @@ def _names(kind: str, parsers: Mapping[str, Iterable[str]]) -> ParserNames:
 
 
 _TOOL_CALLS: Mapping[str, tuple[str, ...]] = {
-    "gpt_oss": ("harmony", "openai"),
-    "muse_glimmer": ("atem",),
+    "gpt_oss": ("harmony", "openai", "openai_gptoss"),
+    "muse_glimmer": ("atem", "muse"),
     "gemma4": (),
     "functiongemma": (),
     "lfm2": (),
     "olmo3": (),
-    "qwen3_coder": ("qwen3_xml", "step3p5"),
+    "qwen3_coder": ("qwen3_xml", "step3p5", "nanbeige"),
+    "mimo": (),
+    "minicpm5": (),
+    "dots": (),
     "seed_oss": (),
-    "glm45": ("glm", "glm47"),
+    "glm45": ("glm", "glm47", "ling3", "poolside_v1", "spark25"),
+    "hy_v3": ("hunyuan",),
+    "minimax_m3": (),
     "minimax_m2": (),
     "deepseek_v32": ("deepseekv32",),
     "deepseek_v4": ("deepseekv4",),
+    "deepseek_v41": ("deepseekv41",),
     "deepseek_v3": ("deepseekv3",),
     "deepseek_v31": ("deepseekv31",),
     "kimi_k2": (),
     "mistral": (),
-    "internlm": (),
+    "internlm": ("interns1",),
+    "apertus": ("apertus2509",),
+    "gigachat3": (),
+    "longcat": (),
+    "granite_20b_fc": (),
     "granite": (),
     "jamba": ("hunyuan_a13b", "minimax"),
     "cohere_command3": ("cohere_command4",),
     "nemotron_json": (),
-    "hermes": ("qwen", "qwen25", "qwen3", "granite4"),
+    "hermes": ("qwen", "qwen25", "qwen3", "qwen3_json", "granite4", "trinity"),
     "phi4_mini_json": ("phi4_mini",),
     "llama3_json": ("llama3", "llama4_json", "xlam"),
     "pythonic": ("llama4_pythonic", "llama4"),
 }
-_REASONING = (
-    *("qwen3", "qwen3_thinking", "deepseek_r1", "deepseek_v3", "glm45", "kimi_k2", "gemma4", "kimi", "minimax_m2"),
-    *("step3", "seed_oss", "mistral", "granite"),
-)
+_REASONING: Mapping[str, tuple[str, ...]] = {
+    "qwen3": (
+        *("dots", "granite_thinking_parser", "interns1", "mimo", "minicpmv", "nanbeige", "nemotron_3", "nemotron_v3"),
+        *("olmo3", "poolside_v1"),
+    ),
+    "qwen3_thinking": (),
+    "deepseek_r1": ("gigachat35",),
+    "deepseek_v3": ("deepseek_v4", "deepseek_v41", "holo2"),
+    "glm45": ("glm47", "ling3"),
+    "kimi_k2": (),
+    "gemma4": (),
+    "kimi": (),
+    "minimax_m2": ("minimax",),
+    "minimax_m3": (),
+    "step3": ("step3p5",),
+    "seed_oss": (),
+    "mistral": (),
+    "granite": (),
+    "hy_v3": ("hunyuan",),
+    "apertus": ("apertus2509",),
+}
 _BOTH = (*WHOLE, "cohere_command3")
 
 TOOL_CALL_PARSERS = _names("tool-call", _TOOL_CALLS)
-REASONING_PARSERS = _names("reasoning", dict.fromkeys(_REASONING, ()) | {each: _TOOL_CALLS[each] for each in _BOTH})
+REASONING_PARSERS = _names("reasoning", {**_REASONING} | {each: _TOOL_CALLS[each] for each in _BOTH})
 
 
 def parser_conflict(tool_call: str | None, reasoning: str | None) -> str | None:

@@ -26,7 +26,7 @@ spec:
     ("line", "place", "words"),
     [
         ("toolCallParser: lfm3", "7:19: spec.toolCallParser", 'did you mean "lfm2"'),
-        ("toolCallParser: lfm3", "7:19: spec.toolCallParser", "there are: atem, cohere_command3,"),
+        ("toolCallParser: lfm3", "7:19: spec.toolCallParser", "there are: apertus, apertus2509,"),
         ("reasoningParser: deepseek_r2", "7:20: spec.reasoningParser", 'did you mean "deepseek_r1"'),
         ("reasoningParser: gpt-oss\n  toolCallParser: hermes", "7:20: spec.reasoningParser", "does not go with"),
         ("toolCallParser: openai\n  reasoningParser: qwen3", "8:20: spec.reasoningParser", "does not go with"),

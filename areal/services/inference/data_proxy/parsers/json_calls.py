@@ -195,6 +195,29 @@ def read_calls(
             yield from source.accept(";")
 
 
+def read_keyed_calls(source: TextSource, output: Output) -> Steps[bool]:
+    """Read ``[{"get_weather": {...}}, ...]``, in which a call's key is its name. Return whether there was any."""
+    called = False
+    yield from source.space()
+    yield from source.accept("[")
+    while True:
+        yield from source.space()
+        if not (yield from source.accept("{")):
+            return called
+        yield from source.space()
+        name = yield from read_string(source)
+        yield from source.space()
+        yield from source.accept(":")
+        yield from source.space()
+        if not (yield from _begun(source, output, name or "", None)):
+            return called
+        called = True
+        yield from source.space()
+        yield from source.accept("}")
+        yield from source.space()
+        yield from source.accept(",")
+
+
 # Calls that are JSON objects between two tags, after one tag, or at the beginning of a response.
 
 _PYTHON_TAG = "<|python_tag|>"
@@ -207,12 +230,13 @@ class BetweenTags:
 
     open: str
     close: str
+    read: Callable[[TextSource, Output], Steps[bool]] = read_calls
 
     def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
         marker = yield from source.until((self.open,), output.text)
         while marker is not None:
             source.mark()
-            if (yield from read_calls(source, output)):
+            if (yield from self.read(source, output)):
                 marker = yield from source.until((self.close, self.open), discard)
                 output.end()
                 if marker == self.open:

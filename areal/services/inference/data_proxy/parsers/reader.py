@@ -87,10 +87,15 @@ class Tools:
     def knows(self, name: str) -> bool:
         return name in self._parameters
 
-    def types(self, tool: str, parameter: str) -> frozenset[str]:
-        """Return the JSON types of this parameter, ``integer`` as ``number``; empty if its schema does not say."""
-        schema = self._parameters.get(tool)
-        return _types_of(_within(schema, "properties", parameter), schema)
+    def types(self, tool: str, *path: str) -> frozenset[str]:
+        """Return the JSON types of this parameter, ``integer`` as ``number``; empty if its schema does not say.
+        ``path``: the name of the parameter, and of the value within it; ``item`` is an item of a list too."""
+        root = schema = self._parameters.get(tool)
+        for name in path:
+            schema = _resolved(schema, root)
+            inner = _within(schema, "properties", name)
+            schema = _within(schema, "items") if inner is None and name == "item" else inner
+        return _types_of(schema, root)
 
 
 def _within(value: Any, *names: str) -> Any:
@@ -99,13 +104,19 @@ def _within(value: Any, *names: str) -> Any:
     return value
 
 
+def _resolved(schema: Any, root: object) -> Any:
+    """Return the schema that this one refers to by a JSON pointer (RFC 6901); itself if it refers to none."""
+    if not isinstance(name := _within(schema, "$ref"), str):
+        return schema
+    return _within(root, *(each.replace("~1", "/").replace("~0", "~") for each in name.split("/")[1:]))
+
+
 def _types_of(schema: object, root: object, seen: Sequence[str] = ()) -> frozenset[str]:
     """Return the types of a schema. ``root`` has the schemas that a ``$ref`` names (``#/$defs/NAME``)."""
     if not isinstance(schema, Mapping):
         return frozenset()
     if isinstance(name := schema.get("$ref"), str) and name not in seen:
-        keys = [each.replace("~1", "/").replace("~0", "~") for each in name.split("/")[1:]]  # RFC 6901
-        return _types_of(_within(root, *keys), root, (*seen, name))
+        return _types_of(_resolved(schema, root), root, (*seen, name))
     choices = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
     if isinstance(choices, list):
         found = [_types_of(each, root, seen) for each in choices]
@@ -323,7 +334,10 @@ class ReasoningFormat:
         source.mark()
         yield from source.space()
         begins = yield from source.accept(self.start)
-        if begins or inside:
+        if not inside and not begins and (yield from source.accept(self.end)):  # there is no reasoning
+            source.forget_mark()
+            yield from source.newlines()
+        elif begins or inside:
             source.forget_mark()
             yield from source.newlines()
             marker = yield from source.until((self.end, *self.breaks), on_reasoning)

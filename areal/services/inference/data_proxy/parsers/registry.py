@@ -15,6 +15,7 @@ from areal.services.inference.data_proxy.parsers.json_calls import (
     BetweenTags,
     parse_llama,
     parse_mistral,
+    read_keyed_calls,
 )
 from areal.services.inference.data_proxy.parsers.reader import NewId, Parse, ReasoningFormat
 from areal.services.inference.data_proxy.parsers.text_calls import (
@@ -23,6 +24,7 @@ from areal.services.inference.data_proxy.parsers.text_calls import (
     GemmaCalls,
     PairCalls,
     PythonCalls,
+    TreeCalls,
     XmlCalls,
     parse_harmony,
     parse_muse,
@@ -81,10 +83,21 @@ _JAMBA = BetweenTags("<tool_calls>", "</tool_calls>")
 _INTERNLM = BetweenTags("<|action_start|><|plugin|>", "<|action_end|>")
 _COHERE = BetweenTags("<|START_ACTION|>", "<|END_ACTION|>")
 _NEMOTRON = BetweenTags("<TOOLCALL>", "</TOOLCALL>")
+_APERTUS = BetweenTags("<|tools_prefix|>", "<|tools_suffix|>", read_keyed_calls)
+_LONGCAT = BetweenTags("<longcat_tool_call>", "</longcat_tool_call>")
+_GIGACHAT = AfterTag("<|function_call|>")
 _GRANITE = AfterTag("<|tool_call|>")
+_GRANITE_20B = AfterTag("<function_call>")
 _PHI = AfterTag("functools")
-_QWEN_XML = XmlCalls(
-    "<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", framed=True
+_QWEN_XML, _MIMO = (
+    XmlCalls("<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", framed=framed)
+    for framed in (True, False)
+)
+_MINICPM = XmlCalls(
+    "<tool_call>", "</tool_call>", "<function name=", "</function>", "<param name=", "</param>", cdata=True
+)  # fmt: skip
+_DOTS = XmlCalls(
+    "<dots_function_call>", "</dots_function_call>", "<invoke name=", "</invoke>", "<parameter name=", "</parameter>"
 )  # fmt: skip
 _SEED = XmlCalls(
     "<seed:tool_call>", "</seed:tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"
@@ -92,13 +105,16 @@ _SEED = XmlCalls(
 _MINIMAX = XmlCalls(
     "<minimax:tool_call>", "</minimax:tool_call>", "<invoke name=", "</invoke>", "<parameter name=", "</parameter>"
 )  # fmt: skip
-_DSML, _DSML_V4 = (
+_DSML, _DSML_V4, _DSML_V41 = (
     XmlCalls(
-        f"<｜DSML｜{calls}>", f"</｜DSML｜{calls}>", "<｜DSML｜invoke name=", "</｜DSML｜invoke>",
-        "<｜DSML｜parameter name=", "</｜DSML｜parameter>",
+        f"<｜DSML｜{space}{calls}>", f"</｜DSML｜{space}{calls}>", f"<｜DSML｜{space}invoke name=",
+        f"</｜DSML｜{space}invoke>", f"<｜DSML｜{space}parameter name=", f"</｜DSML｜{space}parameter>",
     )
-    for calls in ("function_calls", "tool_calls")
+    for space, calls in (("", "function_calls"), ("", "tool_calls"), (" ", "calls"))
 )  # fmt: skip
+_GLM = PairCalls()
+_HY3 = PairCalls((":opensource", ""), around=True)
+_M3 = TreeCalls("]<]minimax[>[")
 _GEMMA = GemmaCalls("<|tool_call>", "<tool_call|>", '<|"|>')
 _FUNCTION_GEMMA = GemmaCalls("<start_function_call>", "<end_function_call>", "<escape>")
 _LFM = PythonCalls("<|tool_call_start|>", "<|tool_call_end|>")
@@ -133,13 +149,31 @@ TOOL_FORMATS = (
         "<tool_call>\n<function=", "<tool_call>\n<function=%s>\n", ("<tool_call>", "<function="),
     ),
     ToolFormat(
+        "mimo", _MIMO.parse, ("<tool_call>", "</tool_call>"),
+        "<tool_call>\n<function=", "<tool_call>\n<function=%s>\n",
+    ),
+    ToolFormat(
+        "minicpm5", _MINICPM.parse, ("<function", "</function>", "<param", "</param>"),
+        '<function name="', '<function name="%s">', ('<function name="', '<param name="', "CDATA"),
+    ),
+    ToolFormat(
+        "dots", _DOTS.parse, (_DOTS.open, _DOTS.close),
+        f'{_DOTS.open}\n<invoke name="', f'{_DOTS.open}\n<invoke name="%s">\n', (_DOTS.open,),
+    ),
+    ToolFormat(
         "seed_oss", _SEED.parse, ("<seed:tool_call>", "</seed:tool_call>"),
         "<seed:tool_call>\n<function=", "<seed:tool_call>\n<function=%s>\n", ("<seed:tool_call>",),
     ),
     ToolFormat(
-        "glm45", PairCalls().parse,
-        ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-        "<tool_call>", "<tool_call>%s\n", ("<arg_key>",),
+        "glm45", _GLM.parse, _GLM.markers, "<tool_call>", "<tool_call>%s\n", ("<arg_key>",),
+    ),
+    ToolFormat(
+        "hy_v3", _HY3.parse, _HY3.markers, "<tool_calls:opensource>\n<tool_call:opensource>",
+        "<tool_calls:opensource>\n<tool_call:opensource>%s<tool_sep:opensource>\n", (":opensource'", "<tool_sep{}>"),
+    ),
+    ToolFormat(
+        "minimax_m3", _M3.parse, (_M3.mark,), f'{_M3.mark}<tool_call>\n{_M3.mark}<invoke name="',
+        f'{_M3.mark}<tool_call>\n{_M3.mark}<invoke name="%s">', (_M3.mark, "<invoke name="),
     ),
     ToolFormat(
         "minimax_m2", _MINIMAX.parse, (_MINIMAX.open, _MINIMAX.close),
@@ -154,6 +188,10 @@ TOOL_FORMATS = (
         "deepseek_v4", _DSML_V4.parse, ("｜DSML｜",),
         '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="', '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="%s">\n',
         ("｜DSML｜", "tool_calls>"),
+    ),
+    ToolFormat(
+        "deepseek_v41", _DSML_V41.parse, ("｜DSML｜",),
+        '<｜DSML｜ calls>\n<｜DSML｜ invoke name="', '<｜DSML｜ calls>\n<｜DSML｜ invoke name="%s">\n',
     ),
     ToolFormat(
         "deepseek_v3", DEEPSEEK.parse, DEEPSEEK.markers,
@@ -176,6 +214,22 @@ TOOL_FORMATS = (
         _INTERNLM.open + '\n{"name":', _INTERNLM.open + '\n{"name": "%s", "parameters":', (_INTERNLM.open,),
     ),
     ToolFormat(
+        "apertus", _APERTUS.parse, (_APERTUS.open, _APERTUS.close),
+        '<|tools_prefix|>[{"', '<|tools_prefix|>[{"%s":', (_APERTUS.open,),
+    ),
+    ToolFormat(
+        "gigachat3", _GIGACHAT.parse, (_GIGACHAT.open,),
+        '<|function_call|>{"name":', '<|function_call|>{"name": "%s", "arguments":', (_GIGACHAT.open,),
+    ),
+    ToolFormat(
+        "longcat", _LONGCAT.parse, (_LONGCAT.open, _LONGCAT.close),
+        '<longcat_tool_call>\n{"name":', '<longcat_tool_call>\n{"name": "%s", "arguments":', (_LONGCAT.open,),
+    ),
+    ToolFormat(
+        "granite_20b_fc", _GRANITE_20B.parse, (_GRANITE_20B.open,),
+        '<function_call> {"name":', '<function_call> {"name": "%s", "arguments":',
+    ),
+    ToolFormat(
         "granite", _GRANITE.parse, ("<|tool_call|>",),
         '<|tool_call|>[{"name":', '<|tool_call|>[{"name": "%s", "arguments":', ("<|tool_call|>",),
     ),
@@ -195,7 +249,7 @@ TOOL_FORMATS = (
     ToolFormat(
         "hermes", _HERMES.parse, ("<tool_call>", "</tool_call>"),
         '<tool_call>\n{"name":', '<tool_call>\n{"name": "%s", "arguments":', ("<tool_call>",),
-        unlike="<invoke name=",  # MiniMax-M3
+        unlike="<invoke name=",
     ),
     ToolFormat(
         "phi4_mini_json", _PHI.parse, (),
@@ -221,6 +275,9 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", breaks=(_GEMMA.open,), special=("<|channel>",)),
     "cohere_command3": ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>", breaks=(_COHERE.open,)),
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    "hy_v3": ReasoningFormat("<think:opensource>", "</think:opensource>", breaks=("<tool_calls:opensource>",)),
+    "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>", breaks=(f"{_M3.mark}<tool_call>",)),
+    "apertus": ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>", breaks=(_APERTUS.open,)),
     "minimax_m2": ReasoningFormat("<think>", "</think>", always=True),
     "step3": ReasoningFormat("<think>", "</think>", always=True),
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", always=True),

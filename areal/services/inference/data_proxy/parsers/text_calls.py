@@ -12,6 +12,7 @@ import re
 
 from areal.dataclasses import dataclass
 from areal.services.inference.data_proxy.parsers.reader import (
+    OnText,
     Output,
     Quotes,
     Steps,
@@ -23,6 +24,7 @@ from areal.services.inference.data_proxy.parsers.reader import (
     read_run,
 )
 
+_DEEPEST = 100  # objects and lists in a value
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
@@ -36,7 +38,7 @@ def json_of_text(text: str, types: frozenset[str] = frozenset()) -> str:
         try:
             value = _compact(json.loads(text))
         except (ValueError, RecursionError):
-            return found
+            return json_of_python(text) if types and "string" not in types else found
     return found if "string" in types and json_type(value) not in types - {"string"} else value
 
 
@@ -108,7 +110,8 @@ class ArgumentsWriter:
 class XmlCalls:
     """Calls with a tag for each parameter (Qwen3-Coder, Seed-OSS, MiniMax-M2, DeepSeek-V3.2 and V4, Muse). ``open`` and
     ``close`` enclose one or more calls, and may be missing. ``function`` and ``parameter`` are followed by the name.
-    ``framed``: the first and last line break of a value belong to the markup."""
+    ``framed``: the first and last line break of a value belong to the markup. ``cdata``: a value may be in a CDATA
+    section (MiniCPM5)."""
 
     open: str
     close: str
@@ -117,6 +120,7 @@ class XmlCalls:
     parameter: str
     parameter_end: str
     framed: bool = False
+    cdata: bool = False
 
     def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
         marker = yield from source.until((self.open, self.function), output.text)
@@ -157,7 +161,11 @@ class XmlCalls:
             key, attributes = yield from _header(source)
             types = frozenset({"string"} if 'string="true"' in attributes else ())
             writer.key(key, types if attributes else tools.types(name, key))
-            if (yield from source.until((self.parameter_end,), writer.text)) is None:
+            if self.cdata and (yield from source.accept("<![CDATA[")):
+                if (yield from source.until(("]]>",), writer.text)) is None:
+                    return True
+                yield from source.until((self.parameter_end,), discard)
+            elif (yield from source.until((self.parameter_end,), writer.text)) is None:
                 return True  # cut short: the arguments stay incomplete
             writer.end_value()
         if marker is not None:
@@ -179,41 +187,140 @@ def _header(source: TextSource) -> Steps[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class PairCalls:
-    """GLM-4.5's calls: the name, then keys and values, each in its own tags."""
+    """GLM-4.5's and Hy3's calls: the name, then keys and values, each in its own tags. ``suffixes``: the possible ends
+    of the tags' names. ``around``: whether a tag encloses all calls, and one ends the name."""
 
-    open: str = "<tool_call>"
-    close: str = "</tool_call>"
+    suffixes: tuple[str, ...] = ("",)
+    around: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        names = ("tool_call", "arg_key", "arg_value", *(("tool_calls",) if self.around else ()))
+        both = tuple(f"<{end}{name}{suffix}>" for suffix in self.suffixes for name in names for end in ("", "/"))
+        return both + self._separators
+
+    @property
+    def _separators(self) -> tuple[str, ...]:
+        return tuple(f"<tool_sep{suffix}>" for suffix in self.suffixes) if self.around else ()
 
     def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
-        while (yield from source.until((self.open,), output.text)) is not None:
+        opens = {f"<tool_call{suffix}>": suffix for suffix in self.suffixes}
+        enclosing = [f"<{end}tool_calls{suffix}>" for suffix in self.suffixes for end in ("", "/") if self.around]
+        while (begun := (yield from source.until((*opens, *enclosing), output.text))) is not None:
+            if begun not in opens:
+                continue
+            suffix = opens[begun]
             source.mark()
             parts: list[str] = []
-            marker = yield from source.until(("<arg_key>", self.close), parts.append)
+            key, close = f"<arg_key{suffix}>", f"</tool_call{suffix}>"
+            marker = yield from source.until((key, close, *self._separators), parts.append)
             name = "".join(parts).strip()
             if not name or not all(map(is_name_char, name)):
-                if marker == "<arg_key>":
-                    yield from source.until((self.close,), discard)
-                output.text(self.open + source.since_mark())
+                if marker != close:
+                    yield from source.until((close,), discard)
+                output.text(begun + source.since_mark())
                 continue
             output.start(name)
             source.forget_mark()
-            yield from self._pairs(source, output, tools, name, marker)
+            if marker in self._separators:
+                marker = yield from source.until((key, close), discard)
+            yield from self._pairs(source, output, tools, name, marker, suffix)
 
-    def _pairs(self, source: TextSource, output: Output, tools: Tools, name: str, marker: str | None) -> Steps[None]:
+    def _pairs(
+        self, source: TextSource, output: Output, tools: Tools, name: str, marker: str | None, suffix: str
+    ) -> Steps[None]:
         writer = ArgumentsWriter(output, framed=False)
-        while marker == "<arg_key>":
+        begin, close = f"<arg_key{suffix}>", f"</tool_call{suffix}>"
+        while marker == begin:
             parts: list[str] = []
-            yield from source.until(("</arg_key>",), parts.append)
-            yield from source.until(("<arg_value>",), discard)
+            yield from source.until((f"</arg_key{suffix}>",), parts.append)
+            yield from source.until((f"<arg_value{suffix}>",), discard)
             key = "".join(parts).strip()
             writer.key(key, tools.types(name, key))
-            if (yield from source.until(("</arg_value>",), writer.text)) is None:
+            if (yield from source.until((f"</arg_value{suffix}>",), writer.text)) is None:
                 return
             writer.end_value()
-            marker = yield from source.until(("<arg_key>", self.close), discard)
+            marker = yield from source.until((begin, close), discard)
         if marker is not None:
             writer.close()
             output.end()
+
+
+@dataclass(frozen=True)
+class TreeCalls:
+    """MiniMax-M3's calls. Each tag follows ``mark``. The tag of a parameter is its name; an object or a list (of
+    ``item``) is tags within it."""
+
+    mark: str
+
+    def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+        block, call = f"{self.mark}<tool_call>", f'{self.mark}<invoke name="'
+        while (begun := (yield from source.until((block, call), output.text))) is not None:
+            source.mark()
+            if begun == block:
+                yield from source.space()
+            if (begun == block and not (yield from source.accept(call))) or not (
+                yield from self._call(source, output, tools)
+            ):
+                output.text(begun + source.since_mark())
+
+    def _call(self, source: TextSource, output: Output, tools: Tools) -> Steps[bool]:
+        """Read one call after the start of its tag. Return False if it has no name."""
+        name = yield from read_run(source, is_name_char)
+        if not name or not (yield from source.accept('">')):
+            return False
+        output.start(name)
+        source.forget_mark()
+        writer = ArgumentsWriter(output, framed=False)
+        while (key := (yield from self._tag(source, discard))) is not None:
+            if key.startswith(("/", "invoke ")):
+                writer.close()
+                output.end()
+                if not key.startswith("/"):
+                    output.text(f"{self.mark}<{key}>")
+                yield from source.space()
+                yield from source.accept(f"{self.mark}</tool_call>")
+                return True
+            if (types := tools.types(name, key)) == {"string"}:
+                writer.key(key, types)
+                if (yield from source.until((f"{self.mark}</{key}>",), writer.text)) is None:
+                    break
+                writer.end_value()
+            else:
+                writer.key(key)
+                if (value := (yield from self._value(source, tools, name, (key,)))) is None:
+                    break
+                output.arguments(value)
+        return True  # cut short: the arguments stay incomplete
+
+    def _tag(self, source: TextSource, on_text: OnText) -> Steps[str | None]:
+        """Return the next tag without its brackets; None if the text ends first."""
+        parts: list[str] = []
+        if (yield from source.until((f"{self.mark}<",), on_text)) is None:
+            return None
+        return None if (yield from source.until((">",), parts.append)) is None else "".join(parts)
+
+    def _value(self, source: TextSource, tools: Tools, name: str, path: tuple[str, ...]) -> Steps[str | None]:
+        """Read a value up to its closing tag, and return it as JSON; None if the text ends first."""
+        types = tools.types(name, *path)
+        parts: list[str] = []
+        inner: list[tuple[str, str]] = []
+        while (tag := (yield from self._tag(source, parts.append))) is not None:
+            if tag.startswith("/"):
+                break
+            value = None if len(path) > _DEEPEST else (yield from self._value(source, tools, name, (*path, tag)))
+            if value is None:
+                return None
+            inner.append((tag, value))
+        else:
+            return None
+        text = "".join(parts)
+        if not inner:
+            empty = {"object": "{}", "array": "[]"}.get("".join(types), "") if not text.strip() else ""
+            return empty or json_of_text(text, types)
+        if all(tag == "item" for tag, _ in inner) and types != {"object"}:
+            return f"[{', '.join(value for _, value in inner)}]"
+        return "{" + ", ".join(f"{json.dumps(tag, ensure_ascii=False)}: {value}" for tag, value in inner) + "}"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from itertools import count, pairwise
 from typing import Any
@@ -145,6 +146,43 @@ def _xml(open_tag: str, close_tag: str, function: str, function_end: str, parame
     return write
 
 
+def _apertus(calls: Sequence[Call]) -> str:
+    return "<|tools_prefix|>" + json.dumps([{name: arguments} for name, arguments in calls]) + "<|tools_suffix|>"
+
+
+def _hy3(calls: Sequence[Call]) -> str:
+    text = _glm(calls).replace("\n<arg_key>", "<tool_sep>\n<arg_key>", 1) if calls[0][1] else _glm(calls)
+    tags = re.compile(r"<(/?(?:tool_call|tool_sep|arg_key|arg_value)s?)>")
+    return tags.sub(r"<\1:opensource>", f"<tool_calls>\n{text}\n</tool_calls>")
+
+
+def _minimax_m3(calls: Sequence[Call]) -> str:
+    mark = "]<]minimax[>["
+
+    def inner(value: Any) -> str:
+        if isinstance(value, dict):
+            return "".join(f"{mark}<{key}>{inner(each)}{mark}</{key}>" for key, each in value.items())
+        if isinstance(value, list):
+            return "".join(f"{mark}<item>{inner(each)}{mark}</item>" for each in value)
+        return _value(value)
+
+    each = [f'{mark}<invoke name="{name}">{inner(arguments)}{mark}</invoke>\n' for name, arguments in calls]
+    return f"{mark}<tool_call>\n{''.join(each)}{mark}</tool_call>"
+
+
+def _minicpm(calls: Sequence[Call]) -> str:
+    def value(item: Any) -> str:
+        text = _value(item)
+        return f"<![CDATA[{text}]]>" if set("<&\n") & set(text) else text
+
+    return "\n".join(
+        f'<function name="{name}">'
+        + "".join(f'<param name="{key}">{value(each)}</param>' for key, each in arguments.items())
+        + "</function>"
+        for name, arguments in calls
+    )
+
+
 def _glm(calls: Sequence[Call]) -> str:
     written = []
     for name, arguments in calls:
@@ -237,6 +275,19 @@ WRITERS: dict[str, Any] = {
     ),
     "lfm2": lambda calls: f"<|tool_call_start|>{_pythonic(calls)}<|tool_call_end|>",
     "muse_glimmer": _muse,
+    "apertus": _apertus,
+    "gigachat3": lambda calls: "".join(
+        f'<|function_call|>{{"name": "{name}", "arguments": {json.dumps(arguments)}}}' for name, arguments in calls
+    ),
+    "longcat": lambda calls: _hermes(calls).replace("tool_call>", "longcat_tool_call>"),
+    "granite_20b_fc": lambda calls: (
+        _hermes(calls).replace("</tool_call>", "").replace("<tool_call>", "<function_call>")
+    ),
+    "hy_v3": _hy3,
+    "minimax_m3": _minimax_m3,
+    "mimo": _xml("<tool_call>", "</tool_call>", *_QWEN_XML[:3], False),
+    "minicpm5": _minicpm,
+    "dots": _xml("<dots_function_call>", "</dots_function_call>", *_INVOKE),
 }
 OTHER_WRITERS: list[tuple[str, Any]] = [
     ("mistral", _mistral_named),
@@ -259,4 +310,7 @@ def dsml(calls: Sequence[Call]) -> str:
 
 
 WRITERS["deepseek_v32"] = dsml
+WRITERS["deepseek_v41"] = lambda calls: (
+    dsml(calls).replace("｜DSML｜", "｜DSML｜ ").replace("function_calls>", "calls>")
+)
 WRITERS["deepseek_v4"] = lambda calls: dsml(calls).replace("function_calls>", "tool_calls>")

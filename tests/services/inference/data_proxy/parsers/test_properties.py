@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from areal.services.inference.data_proxy.parsers.reader import ReasoningFormat
@@ -49,6 +49,11 @@ snippets = st.lists(
             '"name"', ":", "null", "é", "<|channel|>", "analysis", "<|message|>", "<|end|>", " to=functions.now",
             "<|tool_call>", "call:now{", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>", " to=now",
             "<|start|>", "<|eom|>", "<atem:function_calls>", '<atem:invoke name="now">', "</atem:invoke>",
+            "<|tools_prefix|>", "<|tools_suffix|>", '{"now": {', "<|function_call|>", "<tool_calls:opensource>",
+            "<tool_call:opensource>", "<tool_sep:opensource>", "<arg_key:opensource>", "<function name=",
+            "<param name=",
+            "<![CDATA[", "]]>", "</param>", "]<]minimax[>[<tool_call>", ']<]minimax[>[<invoke name="now">',
+            "]<]minimax[>[<where>", "]<]minimax[>[</where>", "]<]minimax[>[</invoke>", "</tool_call:opensource>",
         ]
     ),
     max_size=14,
@@ -59,6 +64,8 @@ snippets = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(calls=some_calls, places=places)
 def test_calls_written_by_a_model_are_read_back(name: str, write: Any, calls: list[Call], places: list[int]) -> None:
+    # without a schema, MiniMax-M3 writes the text "1" like the number, and an empty list like an empty text
+    assume(name != "minimax_m3" or not any("where" in arguments for _, arguments in calls))
     reply = read(new_reader(name), cut(write(calls), places))
     assert calls_of(reply) == calls
     assert reply.content == ""

@@ -25,10 +25,21 @@ from tests.conversation.families import family_of
     [("hermes", "hermes"), ("qwen", "hermes"), ("Qwen25", "hermes"), ("deepseekv3", "deepseek_v3"),
      ("kimi-k2", "kimi_k2"), ("llama3", "llama3_json"), ("glm47", "glm45"), ("qwen3_xml", "qwen3_coder"),
      ("step3p5", "qwen3_coder"), ("granite4", "hermes"), ("hunyuan_a13b", "jamba"), ("minimax", "jamba"),
-     ("xlam", "llama3_json")],
+     ("xlam", "llama3_json"), ("minimax-m3", "minimax_m3"), ("ling3", "glm45"), ("granite-20b-fc", "granite_20b_fc"),
+     ("hunyuan", "hy_v3"), ("muse", "muse_glimmer")],
 )  # fmt: skip
 def test_tool_format_is_found_by_alias(asked: str, name: str) -> None:
     assert tool_format(asked).name == name
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [("deepseek-v4", "deepseek_v3"), ("nemotron_v3", "qwen3"), ("glm47", "glm45"),
+     ("cohere_command4", "cohere_command3"),
+     ("openai_gptoss", "gpt_oss"), ("muse", "muse_glimmer"), ("step3p5", "step3"), ("minimax-m3", "minimax_m3")],
+)  # fmt: skip
+def test_reasoning_format_is_found_by_alias(asked: str, name: str) -> None:
+    assert REASONING_PARSERS.resolve(asked) == name
 
 
 def test_unknown_tool_parser_error_suggests_and_lists_names() -> None:

@@ -10,6 +10,7 @@ from areal.services.inference.data_proxy.parsers.registry import tool_format
 from tests.services.inference.data_proxy.parsers.reading import WRITERS, calls_of, new_reader, read
 
 ROME = '{"city": "Rome"}'
+M3 = "]<]minimax[>["
 HERMES_ROME = f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>'
 
 
@@ -129,6 +130,40 @@ def content_and_calls(reply: Reply) -> tuple[str, list[tuple[str, str]]]:
          [("f", '{"a": "x,{", "b": {"c": [1, true]}}')]),
         ("deepseek_v31", f"<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{ROME}<｜tool▁call▁end｜>", "",
          [("get_weather", ROME)]),
+        ("apertus", 'So. <|tools_prefix|>[{"now": {}}, {"f": {"a": 1}}]<|tools_suffix|>', "So.",
+         [("now", "{}"), ("f", '{"a": 1}')]),
+        ("apertus", '<|tools_prefix|>[{"f": {"a": "x', "", [("f", '{"a": "x')]),
+        ("apertus", "<|tools_prefix|>[{now: 1}]<|tools_suffix|>", "<|tools_prefix|>[{now: 1}]<|tools_suffix|>", []),
+        ("gigachat3", f'So.<|function_call|>{{"name": "get_weather", "arguments": {ROME}}}', "So.",
+         [("get_weather", ROME)]),
+        ("gigachat3", "<|function_call|>now", "<|function_call|>now", []),
+        ("hy_v3", "<tool_calls>\n<tool_call>now<tool_sep>\n</tool_call>\n</tool_calls>", "", [("now", "{}")]),
+        (
+            "hy_v3",
+            "So.<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n"
+            "<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource><arg_value></arg_value:opensource>\n"
+            "</tool_call:opensource>\n</tool_calls:opensource>",
+            "So.",
+            [("get_weather", '{"city": "<arg_value>"}')],
+        ),
+        ("hy_v3", "<tool_call:opensource>no name<tool_sep:opensource></tool_call:opensource>!",
+         "<tool_call:opensource>no name<tool_sep:opensource></tool_call:opensource>!", []),
+        ("minicpm5", '<function name="f"><param name="a"><![CDATA[</param>\n]]></param><param name="b">True</param>'
+         "</function>", "", [("f", '{"a": "</param>\\n", "b": true}')]),
+        ("minicpm5", "<function name=''>", "<function name=''>", []),
+        ("qwen3_coder", "<function=get_weather>\n<parameter=where>\n{'a': [True]}\n</parameter>\n</function>", "",
+         [("get_weather", '{"where": {"a": [true]}}')]),
+        (
+            "minimax_m3",
+            f'So.{M3}<tool_call>\n{M3}<invoke name="get_weather">{M3}<city><b>{M3}</city>{M3}<where>{M3}<a>{M3}<item>1'
+            f"{M3}</item>{M3}<item>{M3}<where>x{M3}</where>{M3}</item>{M3}</a>{M3}</where>{M3}</invoke>\n{M3}</tool_call>",
+            "So.",
+            [("get_weather", '{"city": "<b>", "where": {"a": [1, {"where": "x"}]}}')],
+        ),
+        ("minimax_m3", f'{M3}<invoke name="get_weather">{M3}<where>{M3}</where>{M3}</invoke>{M3}<invoke name="now">'
+         f"{M3}</invoke>{M3}</tool_call>!", "!", [("get_weather", '{"where": {}}'), ("now", "{}")]),
+        ("minimax_m3", f'{M3}<invoke name="get_weather">{M3}<where>{M3}<a>1', "", [("get_weather", '{"where": ')]),
+        ("minimax_m3", f"{M3}<tool_call>now{M3}</tool_call>", f"{M3}<tool_call>now{M3}</tool_call>", []),
     ],
 )  # fmt: skip
 def test_text_parses_into_content_and_calls(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
@@ -174,6 +209,17 @@ def test_value_has_a_type_of_the_schema(name: str, schema: object, text: str, va
     tools = Tools([{"type": "function", "function": function}])
     reader = ResponseReader(parse=tool_format(name).parse, tools=tools, new_id=lambda: "id")
     assert content_and_calls(read(reader, answers[name])) == ("", [("f", f'{{"a": {value}}}')])
+
+
+def test_nested_values_have_the_types_of_the_schema() -> None:
+    ids = {"type": "array", "items": {"type": "string"}}
+    place = {"type": "object", "properties": {"zip": {"type": "string"}, "ids": ids}}
+    parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/Place"}}, "$defs": {"Place": place}}
+    tools = Tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    values = f"{M3}<zip>12{M3}</zip>{M3}<ids>{M3}<item>1{M3}</item>{M3}</ids>"
+    text = f'{M3}<invoke name="f">{M3}<a>{values}{M3}</a>{M3}</invoke>'
+    reader = ResponseReader(parse=tool_format("minimax_m3").parse, tools=tools, new_id=lambda: "id")
+    assert content_and_calls(read(reader, [text])) == ("", [("f", '{"a": {"zip": "12", "ids": ["1"]}}')])
 
 
 def test_pieces_emit_name_then_arguments_in_order() -> None:
