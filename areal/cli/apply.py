@@ -23,7 +23,6 @@ from areal.cli.objects import (
     complete_targets,
     one_ref,
     parse_refs,
-    recorded,
     select,
     select_all,
     stored,
@@ -469,7 +468,7 @@ def delete(
     else:
         refs = select_all(cli.home, targets) if all_ else list(dict.fromkeys(parse_refs(targets)))
     if ignore_not_found:
-        refs = [ref for ref in refs if recorded(cli, ref) is not None]
+        refs = [ref for ref in refs if cli.home.object_folder(ref, "object.json").exists()]
     if not refs:
         cli.info("nothing to delete")
         return 0

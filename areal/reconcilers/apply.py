@@ -33,8 +33,6 @@ from areal.resources.paths import with_absolute_paths
 from areal.resources.render import ValidPart, render_valid
 from areal.resources.resource import Rendered, Resource
 from areal.resources.validation import spec_model
-from areal.state.files import UnreadableFile
-from areal.state.objects import newest_revision
 from areal.state.records import StoredObject
 
 if TYPE_CHECKING:
@@ -335,7 +333,7 @@ class _Manifests:
 
     def _target(self, item: Wanted, stored: StoredObject | None) -> Target:
         if stored is None:
-            self._require_absent(parse_ref(item.ref))
+            self.command.store.is_lost(parse_ref(item.ref))  # a lost record is replaced; another one is not absent
         elif self.request.source.manifests:  # flags name no owner
             item = replace(item, owner=item.owner or stored.owner)
         return target_for(
@@ -346,15 +344,6 @@ class _Manifests:
             replace_it=self.request.replace,
             recreate=self.request.recreate,
         )
-
-    def _require_absent(self, ref: Ref) -> None:
-        """Raise UnreadableFile for a record that is not absent. A damaged one from which nothing can be restored is
-        replaced."""
-        try:
-            self.command.store.get(ref)
-        except UnreadableFile as error:
-            if not error.damaged or newest_revision(self.command.ctx.home, ref) is not None:
-                raise
 
     def _require_runnable(self, target: Target) -> None:
         """Raise InvalidManifest, before anything is recorded, for an object whose processes could not run."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from areal.dataclasses import dataclass, replace
-from areal.errors import Conflict, NotFound
+from areal.errors import Conflict, NotFound, UsageFault
 from areal.reconcilers.apply import apply
 from areal.reconcilers.context import ApplyRequest, Context, ObjectOutcome, Outcome
 from areal.reconcilers.converge import converge
@@ -22,7 +22,7 @@ from areal.reconcilers.desired import (
 )
 from areal.reconcilers.kinds import Completion, controller_of, host_of
 from areal.reconcilers.observe import ObservedRun
-from areal.reconcilers.plan import Plan
+from areal.reconcilers.plan import ObjectPlan, Plan
 from areal.reconcilers.planning import Policy
 from areal.reconcilers.prepare import Choose, CommandContext, plan_targets
 from areal.reconcilers.status import held_back
@@ -30,6 +30,7 @@ from areal.resources.kinds import Ref
 from areal.resources.render import RenderRequest
 from areal.runtime.backends import LOCAL, Backends
 from areal.runtime.backends.base import LIVE, RunState
+from areal.state.locks import lock_objects
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
 
@@ -138,8 +139,17 @@ def delete(
     that depend on them. ``wait`` False does not wait for running requests. ``spare_running_jobs`` raises Conflict
     instead of deleting a job that has not ended."""
     store = ObjectStore(ctx.home)
+    lost = [ref for ref in refs if store.is_lost(ref)]
     for ref in refs:
-        store.expect(ref)
+        if ref not in lost:
+            store.expect(ref)
+    if lost:
+        refs = _forget(ctx, lost, refs, cascade, approve)
+        forgotten = Outcome(tuple(ObjectOutcome(str(ref), "deleted") for ref in lost))
+        if not refs:
+            return forgotten
+        rest = delete(ctx, refs, grace_s, cascade, wait, approve, timeout_s, spare_running_jobs)
+        return replace(rest, objects=(*forgotten.objects, *rest.objects))
     deleted: set[Ref] = set()
 
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
@@ -163,6 +173,31 @@ def delete(
         if store.get(ref) is None:
             controller_of(ref.kind).deleted(ctx.home, ref)
     return outcome
+
+
+def _forget(
+    ctx: Context, lost: Sequence[Ref], refs: Sequence[Ref], cascade: bool, approve: Callable[[Plan], bool]
+) -> list[Ref]:
+    """End the processes of objects whose records are lost, and delete the records. No plan can be made of them. Return
+    what else ``delete`` of ``refs`` deletes. Raises Conflict if an object that remains depends on them."""
+    store = ObjectStore(ctx.home)
+    known = [*store.list(), *(StoredObject(ref.kind, ref.name, uid="") for ref in lost)]
+    targets = deletions(known, [str(ref) for ref in refs], cascade=cascade)
+    check_removals(known, targets)
+    plans = tuple(ObjectPlan(str(ref), "delete", "its record is lost") for ref in lost)
+    losses = tuple(f"{ref} is forgotten and its processes end: its record is lost" for ref in lost)
+    if not approve(Plan(plans, destructive=losses)):
+        raise UsageFault("declined; nothing was changed", hint="--yes approves a destructive plan")
+    backends = Backends(ctx.home.root)
+    with lock_objects(ctx.home, lost, ctx.lock_timeout_s, ctx.command, interrupted=ctx.interrupted):
+        for uid, state in backends.observe().items():
+            if state.spec.owner in map(str, lost):
+                backends.stop(uid)
+                backends.forget(uid)
+        for ref in lost:
+            store.delete(ref)
+            controller_of(ref.kind).deleted(ctx.home, ref)
+    return [target.object.ref for target in targets if target.object.ref not in lost]
 
 
 def _completion(ctx: Context, item: StoredObject, states: Mapping[str, RunState] | None = None) -> Completion:

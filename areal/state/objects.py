@@ -371,6 +371,17 @@ class ObjectStore:
                     _drop(_revision_path(self.home, obj.ref, old))
         return accepted
 
+    def is_lost(self, ref: Ref) -> bool:
+        """Return whether the record is damaged and no revision can restore it. Raises UnreadableFile for a record that
+        is unreadable for another reason, or that a revision can restore."""
+        try:
+            self.get(ref)
+        except UnreadableFile as error:
+            if not error.damaged or newest_revision(self.home, ref) is not None:
+                raise
+            return True
+        return False
+
     def restore(self, ref: Ref) -> StoredObject:
         """Restore an unreadable object from its newest readable revision, and set the damaged file aside. A readable
         object is returned unchanged. Raises NotFound, or UnreadableFile if there is no readable revision."""
@@ -381,7 +392,7 @@ class ObjectStore:
                 raise
             revision = newest_revision(self.home, ref)
             if revision is None:
-                hint = f"apply its manifest again: areal apply -f FILE; areal delete {ref} can then forget it"
+                hint = f"its manifest replaces it and keeps its processes: areal apply -f FILE; or areal delete {ref}"
                 raise UnreadableFile(
                     error.path, f"{error.reason}; no revision is left", damaged=True, hint=hint
                 ) from error

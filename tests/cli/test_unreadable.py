@@ -51,13 +51,37 @@ def test_object_needed_by_unreadable_one_is_not_deleted(areal: Areal, recorded: 
     assert recorded("inferenceservice/default").exists()
 
 
+def lose(record: Path) -> None:
+    """Damage a record and all its revisions."""
+    for file in (record, *(record.parent / "revisions").iterdir()):
+        file.write_text("{")
+
+
 def test_unreadable_object_without_revision_blocks_all_deletes(areal: Areal, recorded: Callable[[str], Path]) -> None:
-    record = recorded("model/m")
-    record.write_text("{")
-    for revision in (record.parent / "revisions").iterdir():
-        revision.write_text("{")
+    lose(recorded("model/m"))
     refused = areal("delete", "inf/spare", "--yes")
     assert refused.code == 5 and "may depend on InferenceService/spare" in refused.err, refused
+
+
+@pytest.mark.parametrize("words", [("model/m", "inf/default"), ("--all",), ("model/m", "--ignore-not-found")])
+def test_object_without_revision_is_deleted(
+    areal: Areal, recorded: Callable[[str], Path], words: tuple[str, ...]
+) -> None:
+    lose(recorded("model/m"))
+    deleted = areal("delete", *words, "--yes")
+    assert deleted.code == 0 and "model/m deleted" in deleted.out, deleted
+    assert not recorded("model/m").exists()
+    assert recorded("inferenceservice/default").exists() == ("--ignore-not-found" in words)
+    assert areal("doctor").code == 0
+
+
+def test_service_without_revision_is_deleted_with_its_models(areal: Areal, recorded: Callable[[str], Path]) -> None:
+    lose(recorded("inferenceservice/default"))
+    refused = areal("delete", "inf/default", "--yes")
+    assert refused.code == 5 and "Model/m (depends on InferenceService/default)" in refused.err, refused
+    deleted = areal("delete", "inf/default", "--cascade", "--yes")
+    assert deleted.code == 0 and "model/m deleted" in deleted.out, deleted
+    assert not recorded("inferenceservice/default").exists() and not recorded("model/m").exists()
 
 
 def test_models_of_unreadable_service_are_listed(areal: Areal, recorded: Callable[[str], Path]) -> None:
