@@ -259,6 +259,13 @@ class Filled(click.types.StringParamType):
             self.fail("it is empty; is a variable of the shell not set?", param, ctx)
         return super().convert(value, param, ctx)
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        metavar = param.metavar or ""
+        kind = "file" if "FILE" in metavar or metavar == "PATH" else "dir" if "DIR" in metavar else None
+        return [CompletionItem(incomplete, type=kind)] if kind else []
+
 
 def refuse_empty(command: C) -> C:
     """Make the options of ``command`` refuse an empty name or path. Texts, arguments and --set may be empty."""

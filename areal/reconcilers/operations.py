@@ -145,7 +145,8 @@ def delete(
             store.expect(ref)
     if lost:
         refs = _forget(ctx, lost, refs, cascade, approve)
-        forgotten = Outcome(tuple(ObjectOutcome(str(ref), "deleted") for ref in lost))
+        note = "areal reconcile removes what other objects still hold of it"  # a route, for example
+        forgotten = Outcome(tuple(ObjectOutcome(str(ref), "deleted", note) for ref in lost))
         if not refs:
             return forgotten
         rest = delete(ctx, refs, grace_s, cascade, wait, approve, timeout_s, spare_running_jobs)

@@ -67,6 +67,22 @@ def test_completion_offers_matching_words(spawn: Spawner, objects: None, line: s
     assert complete(spawn, line) == offered
 
 
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("areal apply -f ma", "file"),
+        ("areal apply -k ma", "dir"),
+        ("areal render --values ma", "file"),
+        ("areal get --home ma", "dir"),
+        ("areal inf run --model-path ma", "file"),
+    ],
+)
+def test_completion_leaves_files_and_folders_to_the_shell(spawn: Spawner, line: str, kind: str) -> None:
+    words = str(len(line.split()) - 1)
+    process = spawn(_AREAL_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=words)
+    assert process.finish().out == f"{kind},ma\n"
+
+
 def test_completion_without_home_offers_kinds(spawn: Spawner, tmp_path: Path) -> None:
     assert complete(spawn, "areal get infer", AREAL_HOME=str(tmp_path / "none")) == [
         "inferenceservices",
