@@ -9,9 +9,12 @@ rest and replaces the mark by the escape character.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import select
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -95,6 +98,18 @@ def outlive_readers() -> None:
     output."""
     if isinstance(sys.stdout, Outlet):
         sys.stdout.optional = True
+
+
+def pause(seconds: float) -> None:
+    """Sleep between two looks. Raises OutputLost at once when the reader of standard output exits, because the next
+    output may be hours away; not for optional output."""
+    if not isinstance(sys.stdout, Outlet) or sys.stdout.optional:
+        return time.sleep(seconds)
+    reader = select.poll()
+    reader.register(sys.stdout.fileno(), 0)  # only errors and hangups
+    if reader.poll(seconds * 1000):
+        raise OutputLost(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)))
+    return None
 
 
 class Outlet:

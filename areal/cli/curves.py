@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import TRAIN_JOB, Ref, check_name
 from areal.state.files import explain
 from areal.state.job_curves import JobCurves, read_curves
-from areal.terminal import fancy
+from areal.terminal import fancy, pause
 from areal.ui.curves import MAIN, drawn_range, group_of
 
 WIDTH = 60
@@ -167,7 +166,7 @@ def metrics(
             if not told:
                 cli.info(f"waiting for the first metrics of {', '.join(waits)}")
             told = True
-            time.sleep(_WATCH_S)
+            pause(_WATCH_S)
             continue
         _require(cli, runs, metrics)
         if cli.format.is_table and not (all_ or metrics):
@@ -181,7 +180,7 @@ def metrics(
         if not watch:
             return 0
         sys.stdout.flush()
-        time.sleep(_WATCH_S)
+        pause(_WATCH_S)
 
 
 def read_metrics(path: Path) -> JobCurves:

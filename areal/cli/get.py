@@ -60,7 +60,7 @@ from areal.reconcilers.home_view import (
     weights_text,
 )
 from areal.resources.kinds import KINDS, Ref, resolve_kind
-from areal.terminal import fancy
+from areal.terminal import fancy, pause
 
 if TYPE_CHECKING:
     from areal.client.gateway import GatewayClient
@@ -322,7 +322,7 @@ def events(
     _print(cli, recent, header=True)
     seen = {_identity(row) for row in rows}
     while True:
-        time.sleep(_EVENTS_POLL_S)
+        pause(_EVENTS_POLL_S)
         fresh = [row for row in _read(cli, refs, type_) if _identity(row) not in seen]
         seen.update(_identity(row) for row in fresh)
         _print(cli, fresh, header=False)

@@ -23,7 +23,7 @@ from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import KINDS, components_of
 from areal.runtime.causes import starts
 from areal.runtime.logs import LogFollower, TimedLine, timed_lines
-from areal.terminal import fancy, style, without_colours
+from areal.terminal import fancy, pause, style, without_colours
 
 if TYPE_CHECKING:
     from areal.resources.kinds import Ref
@@ -104,7 +104,7 @@ def show_logs(cli: Invocation, ref: Ref, query: LogQuery, until: Callable[[], bo
         cli.info(f"no process of {ref} has an earlier start")
     while query.follow and not until():
         printer.print(lines.poll())
-        time.sleep(_POLL_S)
+        pause(_POLL_S)
     return 0
 
 

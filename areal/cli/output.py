@@ -17,7 +17,7 @@ from areal.cli.failures import report
 from areal.cli.options import Format, Invocation
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault, did_you_mean
 from areal.numbers import number
-from areal.terminal import ESCAPE, can_move, fancy, safe, spelled, style
+from areal.terminal import ESCAPE, can_move, fancy, pause, safe, spelled, style
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -480,7 +480,7 @@ def watch_table(cli: Invocation, look: Callable[[], Table], sort_by: str | None)
         for name in seen.keys() - rows.keys():
             cli.info(f"{name} is gone")
         seen = cells
-        time.sleep(_WATCH_S)
+        pause(_WATCH_S)
 
 
 _HOME, _LINE_END, _BELOW = f"{ESCAPE}[H", f"{ESCAPE}[K", f"{ESCAPE}[J"
@@ -508,7 +508,7 @@ def show_status(
         else:
             show(page(document) + "\n")
         sys.stdout.flush()
-        time.sleep(interval)
+        pause(interval)
     document = look()
     emit_one(cli, document, name=name(document), text=lambda: page(document), answered=answered)
     return document

@@ -22,6 +22,7 @@ from areal.errors import ArealError, NotFound, UsageFault
 from areal.numbers import age, duration
 from areal.reconcilers.weight_gateways import GatewayRecord, read_gateway
 from areal.resources.addresses import is_loopback
+from areal.terminal import pause
 
 _LOG = Path("logs") / "latest" / "weight_update.log"
 _DEFAULT = "default"
@@ -154,7 +155,7 @@ def logs(cli: Invocation, service: str, query: LogQuery) -> int:
             while query.follow:
                 *lines, rest = (rest + file.read(_BLOCK)).split("\n")
                 print_lines(cli, lines, follow=True)
-                time.sleep(_POLL_S)
+                pause(_POLL_S)
     except FileNotFoundError as error:
         raise NotFound(f"there is no log {path}") from error
     return 0

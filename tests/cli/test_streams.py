@@ -88,6 +88,15 @@ def test_mutating_command_outlives_its_reader(
     assert json.loads(box.ok("get", "-o", "json").out)["items"] == []
 
 
+@pytest.mark.parametrize("command", ["get -w", "events -w"])
+def test_watch_ends_with_its_reader_although_nothing_happens(record: Callable[..., StoredObject], command: str) -> None:
+    record("InferenceService", "default", {"suspend": True})
+
+    found = shell(f"timeout 30 areal {command} | head -1; exit ${{PIPESTATUS[0]}}")
+
+    assert found.returncode == 141 and len(found.stdout.splitlines()) == 1, found.stderr
+
+
 def test_failing_command_keeps_its_status_without_reader(tmp_path: Path) -> None:
     found = shell(f"areal apply -f {tmp_path}/none.yaml > /dev/full 2>&1", AREAL_HOME=str(tmp_path / "home"))
 
