@@ -28,7 +28,7 @@ _STATED = re.compile(
     r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+[-–—]\s|\s+(?:is|(?:would|must|should|has\sto)\s+be)\b)"
     r"|(?:故|应|题|，)选择?(?:选项)?|【?答案】?[是为选]?)[\s:：*\"“]*(?=[^\s.!?*])"
     r"|(?:(?<!not )(?<!n't )\b(?:choose|pick|select|go(?:ing)? with|answer|is|must be|corresponds?\sto|matches|gives"
-    r"|yields|leaves|leaving|[Ii]t['’]s|[Ss]o)\s+"
+    r"|yields|leaves|leaving|(?:[Ii]t|[Tt]hat)['’]s|[Ss]o)\s+"
     r"(?:(?:the\s+)?(?:answer\s+)?(?:option|choice|answer)\s+)?|,\s(?:i\.e\.,?\s)?(?:answer\s)?(?:option|choice)\s)"
     r"(?=(?:\W|\\(?:text|math)\w*){0,6}[A-J]\b\W*(?:$|[.:\n]|because\b|since\b))"
     r"|(?<![A-J], )(?<!\), )(?<!or )(?<!and )(?<!that )(?<!ment )"
@@ -38,24 +38,35 @@ _STATED = re.compile(
     r"|(?=\([A-J]\)\sit\sis\b)"
 )
 _REJECTED = re.compile(  # before "but", and at the end of a sentence
-    r"\bnot\s(?!only\b)(?:[^\s.!?]+\s){1,3}?but\s(?:rather\s)?"
+    r"(?:\bnot|n['’]t)\s(?!only\b)(?:[^\s.!?]+\s){1,3}?but(?=\s)(?:\srather)?"
     r"|(?:(?:,\s*|\s\(|\s(?=and|but))(?:and\s|but\s)?not\s[^\s,.!?]+(?:\s[a-z]+)?"
-    r"|\s(?:rather than|instead of)[^,.!?\n]*)"
+    r"|\s(?:rather than|instead of)[^,.!?\n]*|,\swhich\sis\s[^,!?\n]*\sthan\s[^,!?\n]*)"
     r"(?=[.!]?(?:\n|\Z))"
 )
 _ASIDE = re.compile(
     r"(?<=[\w.])\s\((?!or\b|maybe|perhaps|possibly|mod)(?=[^()]*\d)(?=[^()]*(?<![\\A-Za-z])[A-Za-z]{2})[^()]*\)"
 )
+_BESIDE = re.compile(
+    r"(?:\A|(?<=[.!?]\s)|(?<=\n))(?:Since|Because|As|Given|Between|Among|Of)\b(?:\$[^$\n]*\$|[^$,\n])*,\s"
+    r"|(?:,?\s(?:since|because)|(?<=[\d$)}]),?\s(?:(?:which|and|it)\s)*(?:is\s)?(?:(?:attain|achiev|reach|obtain)ed"
+    r"|occurs?|occurring|(?:when|at(?=[^\n]*=)|with equality)(?![^\n]*\b(?:and|or|but)\s[\d$-])))"
+    r"\s(?:[^.!?\n]|\.\d)*[.!?]?\s*\Z"
+    r"|(?<=[\d$])(?:\s(?!and|or|than|is|are|minus|plus)[a-z]+){0,5}\s(?:the|all|these|those)\s"  # 7 of the 12 apples
+    r"\$?\d+\$?\s[a-z]+s\b(?=\D*\Z)"
+)
 _CLOSING = re.compile(
     r"\n\s*(?:Let me know|[^\w\s]*Note\b(?! that)(?![^\n]*(?:=|\b(?:so|total|answer|thus|therefore|hence)\b))"
     r"|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z"
+    r"|(?<=[.!\n])\s*[^\w\s]*(?:Check|Verification|(?:To|Let['’]s|Let us|We) (?:can )?(?:check|verify))\b"
+    r"(?!.*\b(?i:so|answer|thus|therefore|hence|total)\b).*\Z",
+    re.DOTALL,
 )
 _CLAUSE = re.compile(  # after a number in bold, or an amount of money
     r"(?<!\*)(\*\*[^*\n]*\d[^*\n]*\*\*|\.\d\d)(?:,\s(?:which|i\.e\.)\s[^*\n]*\Z|\s(?!.*\d\D+\d)"
     r"(?!.*\b(?:and|or|but|so|then|otherwise|is|are|was|were|equals|gives|makes|leaves)\b)"
     r"(?:over|in|for|after|when|if|with|at|on|from|during|per|because|since|before)\b[^*\n.!?,;:=$]*[.!]?\s*\Z)"
 )
-_UNIT = re.compile(r"[ ]?(?!in\b|A\b)([kM]?\\Omega|[A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)?\b")
+_UNIT = re.compile(r"[ ]?\(?(?!in\b|A\b)([kM]?\\Omega|[A-Za-z]+)(?:\^\d)?(?:/[A-Za-z]+(?:\^\d)?)?\b")
 _WITHDRAWN = re.compile(r"\b(?:Wait|[Nn]o,? wait|Actually|Hmm|On second thought|Correction)\b[\s,.:!…]*")
 _REFUSAL = re.compile(
     r"(?:not|n['’]t|in)\s?(?:have\s)?(?:enough|sufficient)\s(?:information|data)"
@@ -97,8 +108,9 @@ _PREDICATE = re.compile(
 )
 _TRUTH = re.compile(r"(Yes|No)[,.](?=\s+(?:it|this|that|they|there|the)\b(?:[^\d$]|\^\d)*\Z)")
 _THUS = re.compile(
-    r"(?i)\A(?:(?:thus|therefore|hence|so|then|finally|in conclusion|(?:most )?likely|probably),?\s+)?"
-    r"(?:(?:we (?:find|see|conclude|get|know|deduce)|it follows|this (?:means|shows|implies)) that )?"
+    r"(?i)\A(?:.*[,;]\s(?=(?:so|thus|hence|therefore)\b))?"
+    r"(?:(?:thus|therefore|hence|so|then|finally|in conclusion|(?:most )?likely|probably),?\s+)?"
+    r"(?:(?:(?:we (?:find|see|conclude|get|know|deduce)|it follows|this (?:means|shows|implies)) )?that )?"
 )
 _UNBRACED = re.compile(r"[^\s${][^\s$]*")
 _WINDOW = 80
@@ -142,22 +154,23 @@ _JOINED = re.compile(
 )
 
 
-def final_answer(text: str) -> str | None:
-    """Return the final answer in a text; None if there is none, or if it was truncated."""
+def final_answer(text: str, in_words: bool = False) -> str | None:
+    """Return the final answer in a text; None if there is none, or if it was truncated. With ``in_words``, prose that
+    ends with words is not searched for a number."""
     text = _SPECIAL_TOKEN.sub("", text.rpartition("</think>")[2].partition("<think>")[0])
     marks = [*_BOX.finditer(text), *_MARK.finditer(text)]
     if not marks:
-        return _unmarked(text[-_TAIL:])
+        return _unmarked(text[-_TAIL:], in_words)
     last = max(marks, key=re.Match.start)
     if last[0].startswith("\\"):
         return _last_boxes(text, [mark for mark in marks if mark[0].startswith("\\")])
     return text[last.end() :].partition("\n")[0].strip() or None
 
 
-def _unmarked(text: str) -> str | None:
+def _unmarked(text: str, in_words: bool) -> str | None:
     """Return what follows "the answer is" if it is a formula, a letter or has no number, else the last number in the
     prose."""
-    for what in (_CLOSING, _ASIDE, _REJECTED):
+    for what in (_CLOSING, _ASIDE, _REJECTED, _BESIDE):
         text = what.sub("", text)
     text = _DISPLAYED.sub(lambda match: "$" + " ".join((match[1] or match[2]).split()) + "$", _CLAUSE.sub(r"\1", text))
     text = _WITHDRAWN.split(_WORDS.sub(r"\1", text))[-1]
@@ -178,10 +191,13 @@ def _unmarked(text: str) -> str | None:
     stated = _THUS.sub("", sentence).removesuffix(" only")
     if not is_stated and (truth := _TRUTH.match(stated)):
         return truth[1]
-    if not is_stated and (formula := _formula_at_end(stated)):
+    subject = None if is_stated else re.fullmatch(r"(.+?)\s(?:is|are)\s(?:the|our)\s[^,]*", stated)
+    if subject and _is_formula(subject[1]):
+        return subject[1]
+    if not is_stated and not in_words and (formula := _formula_at_end(stated)):
         return formula
     predicate = None if is_stated or "that " in stated else _PREDICATE.fullmatch(stated)
-    if predicate and not re.search(r"\d", text):
+    if predicate and (in_words or not re.search(r"\d", text)):
         return predicate[1]
     is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
     if is_stated and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
@@ -189,7 +205,8 @@ def _unmarked(text: str) -> str | None:
     if is_stated and after[len(sentence) :].startswith("?"):
         return None
     if stated and (
-        not re.search(r"\d", after if is_stated else text)
+        in_words
+        or not re.search(r"\d", after if is_stated else text)
         or (is_stated and (_is_formula(stated) or _FORMULA.fullmatch(stated) or choice_of(tokens(stated))[0]))
     ):
         return stated
@@ -206,7 +223,7 @@ def _formula_at_end(sentence: str) -> str | None:
     text = re.sub(r"(?<!\\)\$", "", in_latex(sentence))
     words = _WORD.finditer(re.sub(_IN_FORMULA, lambda each: "0" * len(each[0]), text))
     last = max((each.end() for each in words), default=0)
-    formula = _SUM.split(text[last:])[-1].strip(" *.!=")
+    formula = re.split(r"[.!?]\s+(?=\w)", _SUM.split(text[last:])[-1])[-1].strip(" *.!=")
     is_number = re.search(r"(?:\A|=)[\s\\$]*[-\d.,]+\Z", formula) and not re.search(r",\s|\b(?:and|or|all)\b", formula)
     is_number = is_number or ("=" in formula and not re.search("[A-Za-z]", formula))
     is_whole = re.match(r"[^\s<>/+)]", formula) and _COMBINED.search(formula) and not is_number
@@ -297,7 +314,8 @@ def _last_in_prose(text: str, doubt: bool = False) -> str | None:
         or (_COMPARED.match(after) and (answer.endswith("%") or before.endswith(", ")))
     )
     unit = _UNIT.match(after)
-    return None if is_doubtful else answer + (unit[0] if unit and measure(symbol_of(unit[1].replace("\\", ""))) else "")
+    is_unit = unit and measure(symbol_of(unit[1].replace("\\", "")))
+    return None if is_doubtful else answer + (unit[0].replace("(", "") if unit and is_unit else "")
 
 
 def _read(text: str) -> Node | None:
@@ -357,7 +375,7 @@ _LABEL = re.compile(
     r"(?:[Tt]he\s+)?(?:(?:[Cc]orrect|[Ff]inal|[Bb]est)\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?(?:\s+is)?[\s:]*"
     r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s?[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\))"
     r"|\s-\s(?=(?:[\d.]+ )?[A-Za-z]{3}|[\d.]+ [a-z])"
-    r"|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?|it|this)\s|,\s*-?\d+\Z))|([a-d])\)?\Z)\s*"
+    r"|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?|it|this|all|none|both)\s|,\s*-?\d+\Z))|([a-d])\)?\Z)\s*"
 )
 _NO_LABEL = re.compile(
     rf"{_REFUTED}|[/&+*^=<>]|[,;](?!\s*(?:因为|(?!or\b|and\b)[a-z]{{2}})|\s*-?\d)|-(?!\s*(?:[\d\\.]|frac|sqrt)|\s+[A-Za-z]{{3}})|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)"

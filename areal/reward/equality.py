@@ -34,7 +34,7 @@ CHOICES = re.compile(  # words that an answer must have if its reference has the
     rf"|lost|won|{_MONTH}|\w+days?|true|false|yes|no"
     r"|odd|even)\b"
 )
-_WINNING = re.compile(r" (?:(?:always|will|can|has a) )*win(?:ning strategy)?\Z")
+_WINNING = re.compile(r" (?:(?:always?|will|can|has a) )*win(?:ning strategy)?\Z")
 _WINDS = words_in("north south east west")
 _TRUTH_VALUES = words_in("yes no true false")
 _ORDERED = frozenset(("()", "[]", "[)", "(]"))
@@ -243,9 +243,11 @@ def _plain(node: Node) -> str:
 
 
 def _ends_with(answer: Quantity, right: Quantity) -> bool:
-    """Return whether the answer is a sentence that ends with the right words: ``The series converges`` for
-    ``converges``."""
+    """Return whether the answer is a sentence that ends with the right words, or says what they are: ``The series
+    converges`` for ``converges``, ``Alice is the one who lied`` for ``Alice``."""
     sentence, ending = (re.sub(r"[^\w\s]", "", each.text.casefold()) for each in (answer, right))
+    if sentence.startswith(ending + " is the one who ") and not CHANGES.search(answer.text):
+        return True
     before = sentence.removesuffix(ending)
     subject = r"(?:the|this|that|it)\b((?: (?!is|are)\w+){0,4} (?:is|are)(?: an?| the)?| \w+|) "
     is_subject = re.fullmatch(subject, before)
@@ -333,7 +335,8 @@ def _same_formula(
         orders = (dict(zip(order, names, strict=False)) for order in itertools.permutations(free))
         return any(_same_formula(_renamed(answer, each), right, tolerance, units, factor) for each in orders)
     constants = [each[-1].text for each in (answer, right) if len(each) > 1 and each[-2].text in ("+", "-")]
-    if len(constants) == 2 and "C" in constants and set(constants) <= set("cCkK"):  # of integration
+    is_integral = len(constants) == 2 and "C" in constants and set(constants) <= set("cCkK")
+    if is_integral:
         answer, right = ((*each[:-2], *tokens("+C")) for each in (answer, right))
     mine, other = (names_in(each) & set("kmn") for each in (answer, right))
     if "pi" in texts_of(right) and len(mine) == len(other) == 1:  # the one integer in multiples of pi
@@ -343,6 +346,9 @@ def _same_formula(
         tolerance = Fraction(1, 10**6)
     if formulas.same_value(answer, right, tolerance, units, factor):
         return True
+    if is_integral and "".join(names_in(right) - {"C"}).islower():  # they may differ by a number
+        found, wanted = ((*tokens("exp("), *each, *tokens(")")) for each in (answer, right))
+        return formulas.ratio_of(found, wanted, of_numerators=False) is not None
     is_natural = "log" in texts_of(right) and "ln" in texts_of(answer)
     return is_natural and formulas.same_value(answer, _renamed(right, {"log": "ln"}), tolerance)
 

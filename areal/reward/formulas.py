@@ -374,7 +374,8 @@ def _points(*formulas: Formula) -> Iterator[dict[str, Fraction]]:
             return
     for start, sign in ((0, 1), (2, 1), (5, 1), (1, -1), (4, -1))[: 5 if names else 1]:
         above = [sign * (13 + 5 * i + 3 * start) for i in range(len(names))]
-        values = above if is_whole else [Fraction(11 * each + 1, 77 + 22 * i) for i, each in enumerate(above)]
+        below = 7 if start < 5 else 63  # of values below 1
+        values = above if is_whole else [Fraction(11 * each + 1, 11 * (below + 2 * i)) for i, each in enumerate(above)]
         yield dict(zip(names, map(Fraction, values), strict=True))
 
 
@@ -393,21 +394,23 @@ def close(one: Any, other: Any, tolerance: Fraction | None = None) -> bool:
 def same_value(
     found: Formula, wanted: Formula, tolerance: Fraction | None, units: Sequence[Any] = (ONE, ONE), factor: Any = ONE
 ) -> bool:
-    """Return whether ``factor`` times a formula is the wanted one at each point where the latter has a value; at
-    negative points, a real value."""
-    same_points = 0
+    """Return whether ``factor`` times a formula is the wanted one at each point where the latter has a real value; at
+    each positive point, if it has none."""
+    is_complex = any(each.text == "i" for each in wanted)
+    compared = {True: list[bool](), False: list[bool]()}  # where the wanted value is real, and elsewhere
     for point in _points(found, wanted):
         is_positive = min(point.values(), default=1) > 0
         try:
             other = value_of(wanted, point, units[1])
             if is_positive or is_real(other):
-                if not close(_combined(mul, value_of(found, point, units[0]), factor), other, tolerance):
-                    return False
-                same_points += 1
+                is_same = close(_combined(mul, value_of(found, point, units[0]), factor), other, tolerance)
+                compared[is_complex or isinstance(other, tuple) or is_real(other)].append(is_same)
         except NotAFormula:
             if is_positive:
                 return False
-    return same_points > 0
+        if False in compared[True]:
+            return False
+    return all(compared[True] or compared[False] or [False])
 
 
 def same_items(items: Sequence[Formula], wanted: Formula) -> bool:

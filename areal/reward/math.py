@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from areal.reward.answers import final_answer, right_answer, same_expression
+from areal.reward.notation import tokens
 
 
 def math_verify_reward_fn(
@@ -18,7 +19,8 @@ def math_verify_reward_fn(
     """Compare formulas, sets, intervals, units and choices. The sizes of texts and numbers bound its work, and no
     clock: the same texts have the same reward on a busy machine. Raises ImportError without mpmath, ValueError for a
     row without an answer."""
-    right, found = right_answer(answer), final_answer(completions)
+    right = right_answer(answer)
+    found = final_answer(completions, in_words=all(each.kind == "w" for each in tokens(right)))
     return float(found is not None and same_expression(found, right))
 
 

@@ -26,13 +26,16 @@ _QUANTIFIERS = words_in(
     a for where with"""
 )
 _PHRASES = {
-    r"none|(?:(?:there (?:are|is|exists?)|(?:the|this) \w+ (?:has|have)) )?"
+    r"none|(?:(?:there (?:are|is|exists?)|(?:(?:the|this) \w+|it) (?:has|have)) )?"
     r"no (?:\w+ )?(?:solution|value|number|root|integer|function|pair|triple)(?: exists?)?": r"\emptyset",
     "(?:the )?empty set": r"\emptyset",
     r"(?:the set of )?all (?:the )?reals?(?: number)?(?: [a-z])?": r"(-\infty,\infty)",
     r"(?:the \w+ )?(?:dne|does? not exist|not defined)": r"\text{undefined}",
     r"neither \w\w+ nor \w\w+": r"\text{neither}",
-    r"(?:there (?:is|are) )?(?:an )?infinite(?:ly many)?(?: number of)? solution": r"\text{infinitely many}",
+    r"(?:there (?:is|are) )?(?:infinite(?: solution)?|infinitely many(?: \w+){0,2}"
+    r"|(?:an )?infinite number(?: of(?: \w+){1,2})?)": r"\infty",
+    r"(?:the \w+ )?does? not converge": r"\text{diverges}",
+    "(?:it is )?not possible": r"\text{impossible}",
     r"(?:the set of )?all (?:the )?integer(?: [a-z])?": r"\mathbb{Z}",
     "(?:an? )?half": r"\frac{1}{2}",
 }
