@@ -151,7 +151,7 @@ def _value_paths(tree: ast.expr) -> Iterator[tuple[str | int, ...]]:
 # ``col_offset`` of every node is then set to the column in the manifest at which its faults are reported.
 
 
-class _Token(NamedTuple):
+class _Lexeme(NamedTuple):
     """One token; ``python`` is its spelling for Python's parser."""
 
     kind: str  # value | name | operator | end
@@ -176,9 +176,9 @@ _CLOSING = {"(": ")", "[": "]"}
 _PAIRS = {*_CLOSING.items(), ("not", "in")}  # (previous, current) tokens that are valid where an operand is due
 
 
-def _tokenize(text: str, start: int) -> tuple[list[_Token], int]:
+def _tokenize(text: str, start: int) -> tuple[list[_Lexeme], int]:
     """Return the tokens from offset ``start`` to the closing braces, and the offset after the braces."""
-    tokens: list[_Token] = []
+    tokens: list[_Lexeme] = []
     at = start
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -196,25 +196,25 @@ def _tokenize(text: str, start: int) -> tuple[list[_Token], int]:
     raise ExpressionError('"${{" without "}}"', start - 2)
 
 
-def _token(kind: str, text: str, column: int, after_dot: bool) -> _Token:
+def _token(kind: str, text: str, column: int, after_dot: bool) -> _Lexeme:
     if kind == "number":
         if text.isdigit() and len(text) > 18:
             raise ExpressionError("the number has more than 18 digits", column)
         number = int(text) if text.isdigit() else float(text)
         if not math.isfinite(number):
             raise ExpressionError("the number is too large", column)
-        return _Token("value", text, column, repr(number))
+        return _Lexeme("value", text, column, repr(number))
     if kind == "string":
         string = re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text[1:-1], flags=re.DOTALL)
-        return _Token("value", text, column, repr(string))
+        return _Lexeme("value", text, column, repr(string))
     if kind == "name" and after_dot:
-        return _Token("name", text, column, "_")
+        return _Lexeme("name", text, column, "_")
     if kind == "name" and text not in _OPERATORS:
-        return _Token("value" if text in _WORDS else "name", text, column, _WORDS.get(text, "_"))
-    return _Token("end" if kind == "end" else "operator", text, column, _OPERATORS.get(text, text))
+        return _Lexeme("value" if text in _WORDS else "name", text, column, _WORDS.get(text, "_"))
+    return _Lexeme("end" if kind == "end" else "operator", text, column, _OPERATORS.get(text, text))
 
 
-def _parse(tokens: list[_Token]) -> ast.expr:
+def _parse(tokens: list[_Lexeme]) -> ast.expr:
     """Return the syntax tree of one expression; the last token is its end."""
     lines = _grouped(tokens)
     try:
@@ -235,12 +235,12 @@ def _parse(tokens: list[_Token]) -> ast.expr:
     return tree
 
 
-def _grouped(tokens: list[_Token]) -> list[_Token]:
+def _grouped(tokens: list[_Lexeme]) -> list[_Lexeme]:
     """Return the tokens with parentheses around the left operand of every ``|``, so that ``|`` binds weakest."""
-    grouped: list[_Token] = []
+    grouped: list[_Lexeme] = []
     starts, closing = [0], ["}}"]  # for each open bracket: where its current expression begins, and its closing token
     pipes = 0
-    previous = _Token("operator", "", 0, "")
+    previous = _Lexeme("operator", "", 0, "")
     for token in tokens:
         expected = _expected(previous, token, closing)
         if expected is not None:
@@ -251,8 +251,8 @@ def _grouped(tokens: list[_Token]) -> list[_Token]:
             starts.pop()
         elif token.text == "|":
             pipes += 1
-            grouped.insert(starts[-1], _Token("operator", "(", token.column, "("))
-            grouped.append(_Token("operator", ")", token.column, ")"))
+            grouped.insert(starts[-1], _Lexeme("operator", "(", token.column, "("))
+            grouped.append(_Lexeme("operator", ")", token.column, ")"))
         grouped.append(token)
         if token.text in _CLOSING:
             starts.append(len(grouped))
@@ -265,7 +265,7 @@ def _grouped(tokens: list[_Token]) -> list[_Token]:
     return grouped
 
 
-def _expected(previous: _Token, token: _Token, closing: list[str]) -> str | None:
+def _expected(previous: _Lexeme, token: _Lexeme, closing: list[str]) -> str | None:
     """Return, in words, what must follow ``previous`` instead of ``token``; None if ``token`` is valid there."""
     is_operand = token.kind in ("value", "name")
     if previous.text in (".", "|"):
@@ -278,7 +278,7 @@ def _expected(previous: _Token, token: _Token, closing: list[str]) -> str | None
     return None if fits else "a value"
 
 
-def _check(node: ast.expr, lines: list[_Token]) -> None:
+def _check(node: ast.expr, lines: list[_Lexeme]) -> None:
     """Set the names and the column of a node. Raises ExpressionError for a node that the language does not have."""
     first = lines[node.lineno - 2]
     node.col_offset = first.column

@@ -128,7 +128,7 @@ def _rows(matrix: str) -> list[list[Formula]]:
     return [[tokens(cell) for cell in row.split("&")] for row in matrix.split(r"\\") if row.strip()]
 
 
-class _Reader:
+class _Evaluator:
     """Computes a value by operator precedence while it reads the tokens. ``divisors`` has each value by which another
     one was divided."""
 
@@ -238,7 +238,7 @@ class _Reader:
             return self._variadic(text) if text in _VARIADIC else self._function(text)
         if kind in "mv":
             inner = (self._point, ONE, self._steps)
-            matrix = tuple(tuple(_Reader(each, *inner).whole() for each in row) for row in _rows(text))
+            matrix = tuple(tuple(_Evaluator(each, *inner).whole() for each in row) for row in _rows(text))
             return matrix if kind == "m" else _determinant(matrix)
         if text.startswith("unit "):
             axes = "ijk" if any(each.text == "unit k" for each in self._tokens) else "ij"
@@ -346,7 +346,7 @@ def names_in(*formulas: Formula) -> set[str]:
 @lru_cache(maxsize=4096)
 def _read(formula: Formula, point: tuple[tuple[str, Any], ...], unit: Any) -> tuple[Any, Any]:
     try:
-        reader = _Reader(formula, dict(point), unit, itertools.count())
+        reader = _Evaluator(formula, dict(point), unit, itertools.count())
         value = reader.whole()
         return value.real if is_real(value) else value, reduce(lambda a, b: _combined(mul, a, b), reader.divisors, ONE)
     except (ArithmeticError, ValueError, TypeError, AttributeError) as error:
