@@ -29,12 +29,13 @@ if TYPE_CHECKING:
         UnknownName,
         Unreachable,
     )
-    from areal.client.inference import AsyncGroup, AsyncInferenceClient, AsyncSession, Rewarded
+    from areal.client.inference import AsyncGroup, AsyncInferenceClient, AsyncSession
     from areal.client.trajectories import Lease, Trajectories
     from areal.client.transport import RetryPolicy
     from areal.rollout.controller import RolloutController, RolloutControllerV2
     from areal.rollout.failures import Failure, RolloutsFailed
     from areal.rollout.staleness import Rollout
+    from areal.wire.bodies import Rewarded
 
 __all__ = [
     "AgentClient",
@@ -77,12 +78,13 @@ _ELSEWHERE = {
     "areal.client.agent": ("AsyncAgentClient", "AsyncAgentSession", "response_text"),
     "areal.client.controller": ("AgentController", "BlockingAgentController"),
     "areal.client.blocking": ("AgentClient", "AgentSession", "Group", "InferenceClient", "Session"),
-    "areal.client.inference": ("AsyncGroup", "AsyncInferenceClient", "AsyncSession", "Rewarded"),
+    "areal.client.inference": ("AsyncGroup", "AsyncInferenceClient", "AsyncSession"),
     "areal.client.trajectories": ("Lease", "Trajectories"),
     "areal.client.transport": ("RetryPolicy",),
     "areal.rollout.controller": ("RolloutController", "RolloutControllerV2"),
     "areal.rollout.failures": ("Failure", "RolloutsFailed"),
     "areal.rollout.staleness": ("Rollout",),
+    "areal.wire.bodies": ("Rewarded",),
 }
 _HOMES = {name: home for home, names in _ELSEWHERE.items() for name in names}
 __getattr__ = lazy(__name__, {**dict.fromkeys(__all__, "areal.client.errors"), **_HOMES})

@@ -15,11 +15,12 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from areal.client.errors import ClientError, ConnectionLost, DeadlineExceeded
-from areal.client.inference import Rewarded, Style, rewarded_from_json
+from areal.client.inference import Style, rewarded_from_json
 from areal.client.trajectories import Trajectories, from_json
 from areal.client.transport import AsyncClient, HttpCall, events
 from areal.dataclasses import dataclass, field
 from areal.wire.agents import ExportSession, ModelAccess, RewardSession
+from areal.wire.bodies import Rewarded
 from areal.wire.fields import write_fields
 
 RESPONSES = "/v1/responses"

@@ -23,11 +23,12 @@ from areal.client.agent import AsyncAgentClient, Input
 from areal.client.blocking import blocking
 from areal.client.command import address_lookup, free_port, read_key_file, run_areal
 from areal.client.errors import ClientError, UnknownName
-from areal.client.inference import AsyncInferenceClient, AsyncSession, Rewarded, Style
+from areal.client.inference import AsyncInferenceClient, AsyncSession, Style
 from areal.client.loop_thread import LoopThread
 from areal.client.trajectories import Trajectories
 from areal.errors import UsageFault
 from areal.wire.agents import ModelAccess
+from areal.wire.bodies import Rewarded
 
 if TYPE_CHECKING:
     from areal.api.config.rollout import AgentServiceConfig

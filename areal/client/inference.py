@@ -20,25 +20,13 @@ from areal.client.errors import CallerError, ClientError, DeadlineExceeded, Serv
 from areal.client.transport import AddressLookup, AsyncClient, HttpCall, RetryPolicy, Transport, events
 from areal.dataclasses import dataclass, field
 from areal.errors import did_you_mean
-from areal.wire.bodies import EndSession, ExportTrajectories, RegisterTarget, SetReward, StartSession
+from areal.wire.bodies import EndSession, ExportTrajectories, RegisterTarget, Rewarded, SetReward, StartSession
 from areal.wire.fields import write_fields
 
 if TYPE_CHECKING:
     from areal.client.trajectories import Lease, Trajectories
 
 Message = Mapping[str, object]
-
-
-@dataclass(frozen=True)
-class Rewarded:
-    """The result of a reward. ``interaction_count``: the number of interactions in the trajectory.
-    ``ready_transition``: this reward made the trajectory ready."""
-
-    session_id: str
-    trajectory_id: int
-    trajectory_ready: bool
-    ready_transition: bool
-    interaction_count: int
 
 
 def rewarded_from_json(data: Mapping[str, Any]) -> Rewarded:

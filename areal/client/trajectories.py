@@ -21,7 +21,15 @@ import numpy as np
 import orjson
 
 from areal.dataclasses import dataclass, field
-from areal.wire.columns import COLUMNS
+from areal.wire.columns import (
+    COLUMNS,
+    ExportAnswer,
+    ExportedInteraction,
+    ExportedRow,
+    ExportError,
+    FailedCalls,
+    LeasedExport,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -35,14 +43,14 @@ class Trajectories:
     trajectories that could not be exported; they stay in the service."""
 
     columns: Mapping[str, np.ndarray[Any, Any]]
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[ExportedRow]
     export_id: str | None = None
-    interactions: Sequence[Mapping[str, Any]] = ()
-    failures: Sequence[Mapping[str, Any]] = ()
-    errors: Sequence[Mapping[str, Any]] = ()
+    interactions: Sequence[ExportedInteraction] = ()
+    failures: Sequence[FailedCalls] = ()
+    errors: Sequence[ExportError] = ()
 
     @property
-    def token_rows(self) -> Sequence[Mapping[str, object]]:
+    def token_rows(self) -> Sequence[ExportedRow]:
         """The entries of ``rows`` that describe the columns' rows; those of ``interactions`` follow them."""
         return self.rows[: len(self.rows) - len(self.interactions)]
 
@@ -69,7 +77,7 @@ class Lease:
     trajectories: Trajectories = field(repr=False)
 
 
-def from_json(data: Mapping[str, Any]) -> Trajectories:
+def from_json(data: ExportAnswer) -> Trajectories:
     traj = data["traj"]
     return Trajectories(
         {name: np.asarray(values, _DTYPES.get(name)) for name, values in traj.items() if name != "interactions"},
@@ -94,5 +102,5 @@ def from_npz(body: bytes) -> Trajectories:
     return Trajectories(columns, about["rows"], about["export_id"], *rest)
 
 
-def lease_from_json(data: Mapping[str, Any]) -> Lease:
+def lease_from_json(data: LeasedExport) -> Lease:
     return Lease(data["lease_id"], data["session_id"], data["trajectory_id"], from_json(data))

@@ -134,12 +134,12 @@ def trajectory_rows(exported: Trajectories) -> Trajectory:
     rows = exported.token_rows
     sealed = [(row["session_id"], row["trajectory_id"]) for row in rows]
     numbers = {each: number for number, each in enumerate(dict.fromkeys(sealed))}
-    places = {row["interaction_id"]: place for place, row in enumerate(rows)}
+    places: dict[str | None, int] = {row["interaction_id"]: place for place, row in enumerate(rows)}
     columns: Trajectory = exported.torch()
     return {
         **columns,
         "truncated": torch.tensor([bool(row["truncated"]) for row in rows]),
-        "parents": torch.tensor([places.get(row.get("parent_id"), -1) for row in rows], dtype=torch.int32),
+        "parents": torch.tensor([places.get(row["parent_id"], -1) for row in rows], dtype=torch.int32),
         "sample_ids": torch.tensor([numbers[each] for each in sealed], dtype=torch.int32),
     }
 

@@ -331,6 +331,20 @@ class SetReward:
     model: str | None = None
 
 
+@dataclass(frozen=True)
+class Rewarded:
+    """The result of a reward. ``interaction_count``: the number of interactions in the trajectory.
+    ``ready_transition``: this reward made the trajectory ready."""
+
+    message: str
+    interaction_count: int
+    session_id: str
+    trajectory_id: int
+    interaction_id: str
+    trajectory_ready: bool
+    ready_transition: bool
+
+
 @dataclass(frozen=True, kw_only=True)
 class EndSession:
     """Ends one session, or all of a group."""

@@ -1,9 +1,10 @@
-"""The columns of training rows: what a data proxy exports, clients read, and trainers concatenate."""
+"""Exported trajectories: the columns of training rows, which trainers concatenate, and the entries beside them. A data
+proxy writes them, a gateway merges them, clients and files hold them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 
 class TrainingColumn(NamedTuple):
@@ -28,3 +29,68 @@ COLUMNS: Mapping[str, TrainingColumn] = {
 }
 TOKEN_COLUMNS = ("input_ids", "loss_mask", "logprobs", "versions", "turn_ids")
 """The columns with a value for each token that every row has."""
+
+
+class RewardedTurn(TypedDict):
+    interaction_id: str
+    reward: float | None
+
+
+class ExportedRow(TypedDict):
+    """What a row is about. ``turns``: those of a concatenated row."""
+
+    session_id: str
+    trajectory_id: int
+    interaction_id: str
+    parent_id: str | None
+    finish_reason: str
+    truncated: bool
+    rewarded: bool
+    model: str
+    kind: Literal["tokens", "text"]
+    turns: NotRequired[list[RewardedTurn]]
+
+
+class ExportedInteraction(TypedDict):
+    """A row of an external model, which has messages instead of tokens."""
+
+    messages: list[Mapping[str, object]]
+    response: Mapping[str, object]
+    reward: float
+    original_reward: float
+
+
+class FailedCalls(TypedDict):
+    """How many calls of a trajectory failed with ``code``; such calls have no reward."""
+
+    session_id: str
+    trajectory_id: int
+    code: str
+    count: int
+
+
+class ExportError(TypedDict):
+    """A trajectory that cannot be exported, or with None a session."""
+
+    session_id: str
+    trajectory_id: int | None
+    code: str
+    message: str
+
+
+class ExportAnswer(TypedDict):
+    """An export as JSON. ``traj``: the columns, and ``interactions``. ``rows`` has an entry for each row of the
+    columns, then one for each interaction. ``removed``: its sessions are removed."""
+
+    traj: dict[str, list[Any]]
+    rows: list[ExportedRow]
+    failures: list[FailedCalls]
+    errors: list[ExportError]
+    export_id: NotRequired[str]
+    removed: NotRequired[bool]
+
+
+class LeasedExport(ExportAnswer):
+    lease_id: str
+    session_id: str
+    trajectory_id: int

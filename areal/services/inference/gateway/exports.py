@@ -24,7 +24,7 @@ from areal.services.inference.gateway.sessions import JournalClient, WorkerReply
 from areal.services.inference.recorder.rows import KINDS, ArrayColumn, RewardOverflow, npz, parse_rows
 from areal.services.inference.recorder.session import ExportName, GroupName, SessionName, parse_kind, read_leases
 from areal.services.journal.storage import CorruptRecord
-from areal.wire.columns import COLUMNS
+from areal.wire.columns import COLUMNS, ExportAnswer, ExportedRow, ExportError
 from areal.wire.routing import WorkerEntry
 
 _BODY_BYTES = 4 * 1024 * 1024
@@ -78,9 +78,10 @@ class ExportRoutes:
         parts = await self._call_each(sound, common, headers)
         if (refusal := next((reply for reply in parts if reply.status != 200), None)) is not None:
             return to_response(refusal)
-        errors = [
-            {"session_id": session_id, "trajectory_id": None, **_error_of(reply)}
+        errors: list[ExportError] = [
+            {"session_id": session_id, "trajectory_id": None, "code": error["code"], "message": error["message"]}
             for tag, reply in damaged.items()
+            for error in [reply.object()["error"]]
             for session_id in places[tag]
         ]
         bodies = [reply.body for reply in parts]
@@ -218,12 +219,7 @@ def _places(data: Mapping[str, object]) -> dict[str, list[str]]:
 
 def _is_damaged(reply: WorkerReply) -> bool:
     """Return whether the reply says that the records of the requested sessions cannot be exported."""
-    return reply.status in (422, 500) and _error_of(reply)["code"] in UNEXPORTABLE
-
-
-def _error_of(reply: WorkerReply) -> dict[str, object]:
-    error = reply.object()["error"]
-    return {"code": error["code"], "message": error["message"]}
+    return reply.status in (422, 500) and reply.object()["error"]["code"] in UNEXPORTABLE
 
 
 # Merging exports: the same columns, padded to one width, with rows in the order of the request.
@@ -232,11 +228,11 @@ _BY_TOKEN = "token_temperatures"
 
 
 def merged_answer(
-    parts: Sequence[bytes], session_ids: Sequence[str], form: str, errors: Sequence[dict[str, object]] = ()
+    parts: Sequence[bytes], session_ids: Sequence[str], form: str, errors: Sequence[ExportError] = ()
 ) -> Response:
     """Merge ``parts``, the JSON exports. ``errors``: those of data proxies without an export. Run it off the event
     loop."""
-    exports = [orjson.loads(part) for part in parts]
+    exports: list[ExportAnswer] = [orjson.loads(part) for part in parts]
     export_id = _SEPARATOR.join(export["export_id"] for export in exports)
     tokens, texts = _order(exports, session_ids, "tokens"), _order(exports, session_ids, "text")
     more = {
@@ -261,8 +257,8 @@ def merged_answer(
 
 
 def _order(
-    exports: Sequence[dict[str, Any]], session_ids: Sequence[str], kind: str
-) -> list[tuple[dict[str, Any], dict[str, Any], int]]:
+    exports: Sequence[ExportAnswer], session_ids: Sequence[str], kind: str
+) -> list[tuple[ExportAnswer, ExportedRow, int]]:
     """Return the rows of this kind as (export, entry in ``rows``, index in the export), in the order of
     ``session_ids``."""
     place = {session_id: number for number, session_id in enumerate(session_ids)}
@@ -274,7 +270,7 @@ def _order(
     return [(exports[part], about, row) for _, part, row, about in sorted(rows, key=lambda each: each[:3])]
 
 
-def _cell(traj: dict[str, Any], name: str, row: int) -> Any:
+def _cell(traj: Mapping[str, list[Any]], name: str, row: int) -> Any:
     """Return a row's value, NaN for null. ``_BY_TOKEN`` is computed if the export does not contain it."""
     if name == _BY_TOKEN and name not in traj:
         temperature = traj["temperatures"][row]

@@ -52,6 +52,7 @@ from areal.services.inference.recorder.session import (
 )
 from areal.services.inference.recorder.storage import SEQUENCES
 from areal.services.inference.recorder.tables import SessionTables, row_id, session_rows
+from areal.wire.bodies import Rewarded
 
 _PREFIXES_AT_A_TIME = 32
 _TOKEN_CANDIDATES = 64  # by tokens alone only the newest turns are tried
@@ -355,17 +356,6 @@ class RecordedCall:
 
 
 @dataclass(frozen=True)
-class RewardAnswer:
-    message: str
-    interaction_count: int
-    session_id: str
-    trajectory_id: int
-    interaction_id: str
-    trajectory_ready: bool
-    ready_transition: bool
-
-
-@dataclass(frozen=True)
 class EndedSession:
     session_id: str
     ready: tuple[int, ...]
@@ -486,7 +476,7 @@ def _row(number: int, seq: int, call: ModelCall, choice: int, parent: Parent | N
 
 def reward(
     tables: SessionTables, number: int, value: float, interaction_id: str | None, now: float, finish_timeout_s: float
-) -> RewardAnswer:
+) -> Rewarded:
     """Reward an interaction, by default the newest. Raises 400 if it does not exist, 404 if the session was removed,
     409 if its trajectory is sealed and the interaction has another reward."""
     session = _open_session(tables, number)
@@ -503,7 +493,7 @@ def reward(
     newest, given = tables.newest(low, high) == target, tables.reward(target)
     verdict = apply_reward(before, value, now, finish_timeout_s, newest=newest, before=given)
     (name,) = tables.db.execute("SELECT name FROM interactions WHERE id=?", (target,)).fetchone()
-    answer = RewardAnswer(
+    answer = Rewarded(
         message="reward set",
         interaction_count=tables.count(low, high),
         session_id=tables.name(session),
@@ -530,11 +520,11 @@ def reward_once(
     interaction_id: str | None,
     now: float,
     finish_timeout_s: float,
-) -> RewardAnswer:
+) -> Rewarded:
     """``reward``, or the answer to the earlier request of the same name: by now the session's last interaction may be
     another one. Raises also 422 if that request asked for something else."""
     if request is not None and (answer := tables.answer_of(number, request)) is not None:
-        return RewardAnswer(**orjson.loads(answer))
+        return Rewarded(**orjson.loads(answer))
     given = reward(tables, number, value, interaction_id, now, finish_timeout_s)
     if request is not None:
         tables.keep_answer(number, request, orjson.dumps(given), now + _REPEATABLE_S)

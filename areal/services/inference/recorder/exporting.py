@@ -22,7 +22,6 @@ import secrets
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import islice
-from typing import Any
 
 import orjson
 
@@ -46,10 +45,10 @@ from areal.services.inference.recorder.session import (
 from areal.services.inference.recorder.storage import SEQUENCES
 from areal.services.inference.recorder.tables import Report, SessionTables, session_rows
 from areal.services.journal.storage import CorruptRecord
+from areal.wire.columns import ExportError
 from areal.wire.processes import Retention
 
 TrajectoryKey = tuple[int, int]  # session, trajectory
-Errors = tuple[dict[str, Any], ...]
 NOTHING_TO_EXPORT = "nothing_to_export"
 
 
@@ -82,7 +81,7 @@ class StoredExport:
     name: ExportName
     items: tuple[TrajectoryKey, ...]
     until: float
-    errors: Errors = ()
+    errors: tuple[ExportError, ...] = ()
     recovered: bool = False
     shared: bool = False  # other requests may take over its trajectories
     key: bytes | None = None
@@ -168,17 +167,18 @@ def _stored(tables: SessionTables, condition: str, *values: object) -> StoredExp
         raise CorruptRecord(f"export {number}: {error}") from error
 
 
-def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | RewardOverflow) -> dict[str, Any]:
-    """Return an entry of an export's ``errors``."""
+def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | RewardOverflow) -> ExportError:
     return {"session_id": session_id, "trajectory_id": trajectory, "code": error.code, "message": str(error)}
 
 
-def choose(tables: SessionTables, request: ExportRequest, now: float) -> tuple[tuple[TrajectoryKey, ...], Errors]:
+def choose(
+    tables: SessionTables, request: ExportRequest, now: float
+) -> tuple[tuple[TrajectoryKey, ...], tuple[ExportError, ...]]:
     """Return the trajectories that the request takes, in its order, and an entry for each damaged one. Raises 404 for
     an unknown session or trajectory, or a session that ended with nothing left; 425 for a trajectory that is not ready
     yet."""
     items: list[TrajectoryKey] = []
-    errors: list[dict[str, object]] = []
+    errors: list[ExportError] = []
     session_ids = request.session_ids
     if request.group is not None and not (session_ids := tuple(name for _, name in tables.members(request.group))):
         message = f"group {request.group} was exported, and nothing of it is left"
@@ -258,7 +258,7 @@ def take(
     request: ExportRequest,
     chosen: Sequence[TrajectoryKey],
     items: Sequence[TrajectoryKey],
-    errors: Errors,
+    errors: tuple[ExportError, ...],
     retention_s: float,
     now: float,
 ) -> StoredExport | None:

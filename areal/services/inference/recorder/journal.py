@@ -24,7 +24,6 @@ from areal.services.inference.recorder.changes import (
     CachedTurns,
     EndedSession,
     RecordedCall,
-    RewardAnswer,
     SessionCache,
     StoredTurns,
     continued_turn,
@@ -73,6 +72,7 @@ from areal.services.journal.storage import (
     closed_on_error,
     journal_tag,
 )
+from areal.wire.bodies import Rewarded
 from areal.wire.processes import Retention
 
 _T = TypeVar("_T")
@@ -139,7 +139,7 @@ class SessionJournal(Journal):
 
     async def reward(
         self, session: int, value: float, interaction_id: str | None = None, request: NamedRequest | None = None
-    ) -> RewardAnswer:
+    ) -> Rewarded:
         finish = self.retention.reward_finish_timeout
         answer = await self._change(
             lambda now: changes.reward_once(self._write, request, session, value, interaction_id, now, finish)
@@ -147,11 +147,11 @@ class SessionJournal(Journal):
         self.on_news()
         return answer
 
-    def repeated_reward(self, name: SessionName, request: NamedRequest) -> RewardAnswer | None:
+    def repeated_reward(self, name: SessionName, request: NamedRequest) -> Rewarded | None:
         """Return the answer to an earlier reward with the same Idempotency-Key, even if an export has removed the
         session. Raises 422 if the earlier request differed."""
         stored = self._read_inline(lambda tables: tables.answer_of(name.number, request))
-        answer = RewardAnswer(**orjson.loads(stored)) if stored is not None else None
+        answer = Rewarded(**orjson.loads(stored)) if stored is not None else None
         return answer if answer is not None and answer.session_id == str(name) else None
 
     async def end(self, session: int, request: NamedRequest | None = None) -> EndedSession:

@@ -32,7 +32,14 @@ from areal.dataclasses import dataclass, field, replace
 from areal.services.http.errors import bad_field
 from areal.services.inference.recorder.records import RecordedTurn, TextTurn, TokenTurn, TrajectoryTurns
 from areal.wire.bodies import LARGEST_F32
-from areal.wire.columns import COLUMNS, TOKEN_COLUMNS
+from areal.wire.columns import (
+    COLUMNS,
+    TOKEN_COLUMNS,
+    ExportedInteraction,
+    ExportedRow,
+    ExportError,
+    FailedCalls,
+)
 
 
 def own_reward(turn: RecordedTurn) -> float:
@@ -118,7 +125,7 @@ class TrainingRow:
     temperatures: tuple[float, ...]  # of each generated turn
     reward: float
     original_reward: float
-    about: dict[str, Any]
+    about: ExportedRow
 
     @property
     def temperature(self) -> float:
@@ -169,7 +176,7 @@ def token_rows(trajectory: TrajectoryTurns, style: Style, discount: float) -> li
     return rows
 
 
-def _row(line: Sequence[RecordedTurn], reward: float, original: float, about: dict[str, object]) -> TrainingRow:
+def _row(line: Sequence[RecordedTurn], reward: float, original: float, about: ExportedRow) -> TrainingRow:
     turns = [turn for turn in line if isinstance(turn, TokenTurn)]
     assert len(turns) == len(line)
     temperatures = tuple(turn.temperature for turn in turns)
@@ -189,7 +196,7 @@ def _repeat(code: str, value: int, count: int) -> array[Any]:
     return array(code, [value]) * count
 
 
-def _abouts(trajectory: TrajectoryTurns) -> dict[int, dict[str, object]]:
+def _abouts(trajectory: TrajectoryTurns) -> dict[int, ExportedRow]:
     """Return each turn's entry in ``rows``, by sequence number."""
     names = {turn.seq: turn.interaction_id for turn in trajectory.turns}
     return {
@@ -247,8 +254,8 @@ class TrajectoryExport:
 
     session_id: str
     tokens: list[TrainingRow]
-    texts: list[tuple[dict[str, Any], dict[str, Any]]]  # entry in ``rows``, interaction
-    failures: list[dict[str, Any]]
+    texts: list[tuple[ExportedRow, ExportedInteraction]]
+    failures: list[FailedCalls]
 
 
 @dataclass(frozen=True)
@@ -259,14 +266,14 @@ class Export:
     requested trajectory or session that is left out.
     """
 
-    rows: list[dict[str, Any]]
+    rows: list[ExportedRow]
     columns: list[ArrayColumn]
-    interactions: list[dict[str, Any]]
-    failures: list[dict[str, Any]]
-    errors: list[dict[str, Any]] = field(default_factory=list)
+    interactions: list[ExportedInteraction]
+    failures: list[FailedCalls]
+    errors: list[ExportError] = field(default_factory=list)
 
-    def traj(self) -> dict[str, Any]:
-        columns = {column.name: column.tolist() for column in self.columns}
+    def traj(self) -> dict[str, list[Any]]:
+        columns: dict[str, list[Any]] = {column.name: column.tolist() for column in self.columns}
         if not self.interactions:
             return columns
         return {**(columns if len(self.rows) > len(self.interactions) else {}), "interactions": self.interactions}
@@ -276,7 +283,7 @@ def export_trajectory(trajectory: TrajectoryTurns, style: Style, discount: float
     """Return the export of one trajectory. Raises RewardOverflow."""
     tokens = [turn for turn in trajectory.turns if isinstance(turn, TokenTurn)]
     texts = [turn for turn in trajectory.turns if isinstance(turn, TextTurn)]
-    failures = [
+    failures: list[FailedCalls] = [
         {"session_id": trajectory.session_id, "trajectory_id": trajectory.number, "code": code, "count": count}
         for code, count in trajectory.failures.items()
     ]
@@ -287,7 +294,7 @@ def export_trajectory(trajectory: TrajectoryTurns, style: Style, discount: float
             raise RewardOverflow(f"{where}: its rewards add up to more than a float32 holds")
     abouts = _abouts(trajectory)
     returns = discounted_rewards(trajectory.turns, discount)
-    interactions = [
+    interactions: list[tuple[ExportedRow, ExportedInteraction]] = [
         (
             abouts[turn.seq],
             {
@@ -302,7 +309,7 @@ def export_trajectory(trajectory: TrajectoryTurns, style: Style, discount: float
     return TrajectoryExport(trajectory.session_id, rows, interactions, failures)
 
 
-def join_exports(parts: Sequence[TrajectoryExport], errors: Sequence[dict[str, object]] = ()) -> Export:
+def join_exports(parts: Sequence[TrajectoryExport], errors: Sequence[ExportError] = ()) -> Export:
     rows = [row for part in parts for row in part.tokens]
     texts = [text for part in parts for text in part.texts]
     return Export(

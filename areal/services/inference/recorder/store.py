@@ -18,6 +18,7 @@ from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.rows import Export, Style, TrajectoryExport, join_exports
 from areal.services.inference.recorder.session import LeaseName, TrajectoryKind
 from areal.services.journal.store import JournalStore
+from areal.wire.columns import ExportError
 
 TrajectoryStore: TypeAlias = JournalStore[SessionJournal]
 
@@ -31,13 +32,13 @@ class LeasedTrajectory:
 
 
 class TrajectoryLeases:
-    """Leases of ready trajectories. ``skipped``: the ``exporting.error_entry`` of each trajectory that cannot be
-    exported, by tag and trajectory; ``on_skip`` is called once with the code of each."""
+    """Leases of ready trajectories. ``skipped``: those that cannot be exported, by tag and trajectory;
+    ``on_skip`` is called once with the code of each."""
 
     def __init__(self, store: TrajectoryStore, on_skip: Callable[[str], None] = lambda code: None) -> None:
         self._store = store
         self._on_skip = on_skip
-        self.skipped: dict[tuple[str, TrajectoryKey], dict[str, object]] = {}
+        self.skipped: dict[tuple[str, TrajectoryKey], ExportError] = {}
         self._until: dict[tuple[str, TrajectoryKey], float] = {}  # by tag and trajectory, loop time
 
     async def lease(
