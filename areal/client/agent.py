@@ -19,7 +19,7 @@ from areal.client.inference import Style, rewarded_from_json
 from areal.client.trajectories import Trajectories, from_json
 from areal.client.transport import AsyncClient, HttpCall, events
 from areal.dataclasses import dataclass, field
-from areal.wire.agents import ExportSession, ModelAccess, RewardSession
+from areal.wire.agents import ExportSession, ModelAccess, RewardSession, SessionHistory, SessionSummary
 from areal.wire.bodies import Rewarded
 from areal.wire.fields import write_fields
 
@@ -79,9 +79,9 @@ class AsyncAgentSession:
         given = {name: value for name, value in fields.items() if value is not None}
         return {"input": input if isinstance(input, str) else list(input), "user": self.key, **given}
 
-    async def show(self) -> dict[str, Any]:
+    async def show(self) -> SessionHistory:
         """Return the session's state, its turns, and its history as OpenAI chat messages."""
-        return dict(await self._call("GET", ""))
+        return await self._call("GET", "")
 
     async def cancel(self, *, idempotency_key: str | None = None, timeout_s: float | None = None) -> bool:
         """Cancel the running turn; with ``idempotency_key``, the message of that call, which may still wait. Returns
@@ -150,7 +150,7 @@ class AsyncAgentClient(AsyncClient):
         """Return a session by its key, without a request. If it does not exist, its first turn opens it."""
         return AsyncAgentSession(self, key)
 
-    async def sessions(self, page: int = 1000) -> AsyncIterator[dict[str, Any]]:
+    async def sessions(self, page: int = 1000) -> AsyncIterator[SessionSummary]:
         """Yield every session with its key, without its history."""
         async for session in self.transport.sessions("/sessions", page):
             yield session

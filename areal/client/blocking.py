@@ -11,6 +11,7 @@ from areal.client.agent import AsyncAgentClient, AsyncAgentSession, Input
 from areal.client.inference import AsyncGroup, AsyncInferenceClient, AsyncSession, AsyncWorkers, Message
 from areal.client.loop_thread import LoopThread
 from areal.dataclasses import dataclass, field
+from areal.wire.agents import SessionSummary
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -109,7 +110,7 @@ class _Client:
         self._thread.close()
 
 
-def _items(thread: LoopThread, items: Any) -> Iterator[dict[str, Any]]:
+def _items(thread: LoopThread, items: Any) -> Iterator[Any]:
     while (item := thread.run(_coroutine(anext, items, None))) is not None:
         yield item
 
@@ -198,7 +199,7 @@ class AgentClient(_Client):
     def session(self, key: str) -> AgentSession:
         return AgentSession(self._thread, self._async.session(key))
 
-    def sessions(self, page: int = 1000) -> Iterator[dict[str, Any]]:
+    def sessions(self, page: int = 1000) -> Iterator[SessionSummary]:
         return _items(self._thread, self._async.sessions(page))
 
 

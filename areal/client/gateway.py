@@ -63,7 +63,7 @@ def _reason(document: Any) -> str | None:
 
 def session_pages(
     chosen: GatewayClient, path: str, after: str | None = "", *, away: Callable[[int], None] = lambda count: None
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Any]:
     """Yield all sessions of the list at ``path`` behind ``after``, page by page. ``away`` is called with the number of
     data proxies that are away, whose sessions are not listed."""
     while after is not None:
@@ -87,7 +87,7 @@ def session_path(key: str, verb: str = "") -> str:
     return f"/sessions/{quote(checked_session_key(key), safe='')}{verb}"
 
 
-def call_session(chosen: GatewayClient, method: str, key: str, verb: str = "", body: Any = None) -> dict[str, Any]:
+def call_session(chosen: GatewayClient, method: str, key: str, verb: str = "", body: Any = None) -> Any:
     """Call a route of an agent's session. Raises NotFound, Conflict, UsageFault, and ArealError with the gateway's
     message."""
     status, document = chosen.ask(method, session_path(key, verb), body)

@@ -181,7 +181,7 @@ class Transport:
         """Return the decoded response. ``options`` are the other fields of HttpCall."""
         return (await self.call(HttpCall(method, path, body, **options))).json()
 
-    async def sessions(self, path: str, page: int) -> AsyncIterator[dict[str, Any]]:
+    async def sessions(self, path: str, page: int) -> AsyncIterator[Any]:
         """Yield all sessions of the list at ``path``, requested in pages of ``page`` sessions."""
         after = ""
         while True:

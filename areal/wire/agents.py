@@ -21,15 +21,12 @@ may have ``journal``, the tag; ``/rl/find_key``; ``/drain``; ``/undrain``):
     DELETE /session/{key}/turn?idempotency_key=     -> {"session_key", "cancelled"}: whether a turn ran; with the
                                   Idempotency-Key of a request: whether its message waited or ran
     POST /session/{key}/close     -> {"session_key", "closed"}
-    GET /session/{key}            -> {"session_key", "state": "idle" | "running", "created", "used", "turns" (how many),
-                                  "running" (run id or null), "waiting", "metadata", "inference_session_id", "history":
-                                  chat messages of complete turns, "recorded_turns": [{"run_id", "outcome", "error",
-                                  "at", "seconds", "messages", "metadata"}], failed ones too}
+    GET /session/{key}            -> SessionHistory
     POST /session/{key}/reward    RewardSession -> the inference service's answer
     POST /session/{key}/export    ExportSession -> the inference service's answer
     POST /session/{key}/export/ack   AcknowledgeExport -> the inference service's answer
-    GET /sessions?limit=&after=   -> {"sessions": [as above, without the last two], "next"}, ordered by key; ``next``:
-                                  the last key, where more follow
+    GET /sessions?limit=&after=   -> {"sessions": [SessionSummary], "next"}, ordered by key; ``next``: the last key,
+                                  where more follow
     POST /configure               ConfigureSessions
 
 The ``metadata`` of ``complete`` has ``areal_inference`` {"session_id", "replaced", "reason"} where the session's RL
@@ -41,8 +38,8 @@ where the turn was not begun and may be sent again.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
 
 from areal.dataclasses import dataclass, field
 from areal.wire.bodies import checked, idempotency_key, text
@@ -60,6 +57,44 @@ following turn, ``followup`` gives each a turn of its own, in their order."""
 Failure = Literal["agent", "infra", "cancelled"]
 """``agent``: the agent raised, or returned nonsense. ``infra``: a process or a model was lost. A failed turn has no
 reward: it is never a 0."""
+
+
+class CompleteEvent(TypedDict):
+    type: Literal["complete"]
+    summary: str
+    metadata: dict[str, object]
+
+
+class SessionSummary(TypedDict):
+    """``turns``: how many. ``running``: the id of the run, or None. ``waiting``: how many messages. ``created`` and
+    ``used``: seconds since the epoch."""
+
+    session_key: str
+    state: Literal["idle", "running"]
+    created: float
+    used: float
+    turns: int
+    running: str | None
+    waiting: int
+    inference_session_id: str | None
+    metadata: Mapping[str, object]
+
+
+class TurnRecord(TypedDict):
+    run_id: str
+    outcome: Literal["complete", "agent", "infra", "cancelled"]
+    error: str | None
+    at: float
+    seconds: float
+    messages: Sequence[Mapping[str, Any]]
+    metadata: Mapping[str, object]
+
+
+class SessionHistory(SessionSummary):
+    """``history``: chat messages of the complete turns. ``recorded_turns``: all of them."""
+
+    history: Sequence[Mapping[str, Any]]
+    recorded_turns: Sequence[TurnRecord]
 
 
 def is_session_key(key: str) -> bool:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,9 @@ from areal.errors import ArealError, NotFound, UsageFault
 from areal.numbers import age, duration, number
 from areal.resources.kinds import AGENT_SERVICE
 from areal.terminal import spelled
+
+if TYPE_CHECKING:
+    from areal.wire.agents import SessionHistory
 
 _CALL_S = 60.0  # a call may start or export an RL session
 _TEXT = 600  # characters of a tool's arguments and result on a page
@@ -156,13 +159,13 @@ def sessions_show(cli: Invocation, session: str, service: str) -> int:
     return 0
 
 
-def _page(document: Mapping[str, Any]) -> str:
+def _page(document: SessionHistory) -> str:
     old = age(time.time() - document["created"])
     head = f"{spelled(document['session_key'])}: {document['state']}, {document['turns']} turns, {old} old"
     return "\n".join([head, *turn_lines(document)])
 
 
-def turn_lines(document: Mapping[str, Any]) -> Iterator[str]:
+def turn_lines(document: SessionHistory) -> Iterator[str]:
     """Yield the lines of all turns of a session, including failed ones: messages, tool calls and their results."""
     for turn in document["recorded_turns"]:
         yield f"\n[{clock(turn['at'])}, {duration(turn['seconds'])}, {turn['outcome']}]"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from areal.client.gateway import GatewayClient, call_session, content_text, read_session, session_pages
 from areal.errors import ArealError, UsageFault
@@ -22,6 +22,9 @@ from areal.ui.gateways import SERVICES, explained, gateway_of
 from areal.ui.jobs import decoder_named
 from areal.ui.samples import find_trained
 from areal.ui.views import Marks
+
+if TYPE_CHECKING:
+    from areal.wire.agents import TurnRecord
 
 _CALL_S = 10.0
 _ROWS = 300  # sessions of an answer
@@ -152,14 +155,14 @@ def _agent_session(view: ViewContext, ref: Ref, client: GatewayClient, session: 
     return found
 
 
-def _turn(number: int, turn: Mapping[str, Any]) -> dict[str, Any]:
+def _turn(number: int, turn: TurnRecord) -> dict[str, Any]:
     return {
         "number": number,
-        "at": turn.get("at"),
-        "seconds": turn.get("seconds"),
-        "outcome": turn.get("outcome"),
-        "error": turn.get("error"),
-        "messages": [_message(each) for each in turn.get("messages") or ()],
+        "at": turn["at"],
+        "seconds": turn["seconds"],
+        "outcome": turn["outcome"],
+        "error": turn["error"],
+        "messages": [_message(each) for each in turn["messages"]],
     }
 
 

@@ -42,6 +42,7 @@ from areal.wire.agents import (
     ConfigureSessions,
     ExportSession,
     RewardSession,
+    SessionSummary,
     StartAgentSession,
     TurnRequest,
     is_session_key,
@@ -179,7 +180,7 @@ class PairRoutes:
         turns = [_turn(each) for each in session.journal.turns(session)]
         return json_response({**self._summary(session), "history": history, "recorded_turns": turns})
 
-    def _summary(self, session: SessionEntry) -> dict[str, object]:
+    def _summary(self, session: SessionEntry) -> SessionSummary:
         queue, rl = self._runner.queue(session), session.inference
         return {
             "session_key": session.key,

@@ -20,7 +20,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import orjson
 
@@ -46,7 +45,7 @@ from areal.services.http.errors import ApiError
 from areal.services.http.messages import Request, StreamingResponse
 from areal.services.http.service import Metrics
 from areal.services.http.tasks import Watchdog
-from areal.wire.agents import EVENTS, ModelAccess, QueueMode, TurnRequest
+from areal.wire.agents import EVENTS, CompleteEvent, ModelAccess, QueueMode, TurnRequest
 from areal.wire.processes import AgentDataProxyConfig
 
 _log = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class TurnMessage:
     """A message of a turn, and the data of its request. ``request``: None without an Idempotency-Key."""
 
     text: str
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, object]
     inference: ModelAccess | None
     request: TurnRequestKey | None
 
@@ -147,7 +146,7 @@ class SessionTurn:
         return "\n\n".join(message.text for message in self.messages)
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         return {name: value for message in self.messages for name, value in message.metadata.items()}
 
     @property
@@ -395,7 +394,7 @@ class TurnRunner:
         for caller in turn.callers:
             caller.ended.set()
 
-    async def _interruptibly(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
+    async def _interruptibly(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> CompleteEvent:
         """Run the turn, and return its event ``complete``. Raises TurnFailed for any other end, including an abort."""
         turn.interruptible = True
         try:
@@ -420,7 +419,7 @@ class TurnRunner:
         finally:
             turn.interruptible = False
 
-    async def _attempt(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
+    async def _attempt(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> CompleteEvent:
         async with self.slots:
             if (named := turn.inference) is not None:
                 theirs = RlSession(**vars(named))
@@ -456,7 +455,7 @@ class TurnRunner:
             }
         )
 
-    async def _call(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
+    async def _call(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> CompleteEvent:
         """Make one attempt to run the turn on the worker. Raises NotConnected if the turn has not started."""
         idle_s = self.turn_timeout
         try:
@@ -485,7 +484,7 @@ class TurnRunner:
 
     async def _read(
         self, answer: Connection, turn: SessionTurn, transcript: Transcript, watchdog: Watchdog
-    ) -> dict[str, Any]:
+    ) -> CompleteEvent:
         """Forward events to the callers, and return ``complete``. Raises TurnFailed; CallFailed for a lost worker."""
         held: list[bytes] = []
         keyed = bool(turn.requests)
@@ -500,7 +499,7 @@ class TurnRunner:
             if rest := lines.pop():
                 held.append(rest)
             passed = []
-            last: dict[str, Any] | TurnFailed | None = None
+            last: CompleteEvent | TurnFailed | None = None
             for line in lines:
                 if len(line) > longest:
                     last = too_long

@@ -13,7 +13,7 @@ from areal.http.client import CallFailed, HttpClient, PendingCall
 from areal.services.agent.data_proxy.journal import Outcome, TurnEntry
 from areal.services.agent.own_stream import OwnStreamText
 from areal.services.http.tasks import happens
-from areal.wire.agents import Failure
+from areal.wire.agents import CompleteEvent, Failure
 from areal.wire.processes import AgentDataProxyConfig
 
 _log = logging.getLogger(__name__)
@@ -187,10 +187,10 @@ def recorded_events(turn: TurnEntry) -> bytes:
     return b"".join((*before, stream, last))
 
 
-def last_event(line: bytes, transcript: Transcript) -> dict[str, object] | TurnFailed | None:
+def last_event(line: bytes, transcript: Transcript) -> CompleteEvent | TurnFailed | None:
     """Parse an event and add it to ``transcript``. If it ends the turn, return ``complete`` or the failure."""
     try:
-        event: dict[str, Any] = orjson.loads(line)
+        event: Any = orjson.loads(line)
         transcript.add(event, len(line))
         if event["type"] == "failed":
             known = event["failure"] in get_args(Failure)

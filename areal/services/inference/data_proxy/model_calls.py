@@ -44,6 +44,7 @@ from areal.services.inference.data_proxy.tokenizer import DECODE_US, ENCODE_US, 
 from areal.services.inference.engines.base import Capabilities, EngineCall, EngineDelta, FinishReason, PromptLogprobs
 from areal.services.inference.recorder.records import (
     ConversationDigest,
+    ReplayData,
     TokenSample,
     TokenTurn,
     token_array,
@@ -60,8 +61,8 @@ def samples_of(
     each, samples = state.per_prompt, []
     for choice in state.choices:
         assert choice.finish_reason is not None
-        reply, extra = choice.reply, dict[str, object]()
-        if choice.stop_token_id is not None:  # extra: what a replay cannot derive from the tokens
+        reply, extra = choice.reply, ReplayData()
+        if choice.stop_token_id is not None:
             extra["stop_token_id"] = choice.stop_token_id
         if choice.top_logprobs:
             extra["top_logprobs"] = choice.top_logprobs
@@ -69,7 +70,7 @@ def samples_of(
             extra["call_ids"] = [call.id for call in reply.calls]
         if state.scores and choice.index % each == 0:
             scores = state.scores[choice.index // each]
-            extra["scores"] = [scores.logprobs, scores.top_logprobs]
+            extra["scores"] = (scores.logprobs, scores.top_logprobs)
         samples.append(
             TokenSample(
                 prompt_ids=prompts[choice.index // each],

@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import groupby
-from typing import Any
+from typing import Any, TypedDict
 
 import orjson
 
@@ -109,6 +109,18 @@ def token_digest(*parts: array[int]) -> bytes:
 TRUNCATED = ("length", "abort")  # the finish reasons of answers that were cut off
 
 
+class ReplayData(TypedDict, total=False):
+    """What a replay cannot derive from a turn's tokens or message, as JSON. ``top_logprobs``: the likeliest tokens at
+    each position; ``scores``: log-probabilities of the prompt, and the likeliest tokens there. ``completion``: the
+    whole answer of an external model."""
+
+    stop_token_id: int
+    top_logprobs: Sequence[Sequence[tuple[int, float]]]
+    call_ids: Sequence[str]
+    scores: tuple[tuple[float, ...], tuple[tuple[tuple[int, float], ...], ...]]
+    completion: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class TokenSample:
     """One choice with the engine's own tokens. ``output_ids``, ``logprobs`` and ``versions`` have equal lengths.
@@ -126,7 +138,7 @@ class TokenSample:
     temperature: float = 1.0
     after: bytes | None = None
     place: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)  # further data that a replay needs, as JSON
+    extra: ReplayData = field(default_factory=ReplayData)
 
 
 @dataclass(frozen=True)
@@ -137,7 +149,7 @@ class TextSample:
     response: Mapping[str, Any]
     finish_reason: str
     after: bytes | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: ReplayData = field(default_factory=ReplayData)
 
 
 Sample = TokenSample | TextSample
@@ -197,7 +209,7 @@ class TokenTurn(RecordedTurn):
     output_ids: array[int]
     logprobs: array[float]
     versions: array[int]
-    extra: Mapping[str, Any]
+    extra: ReplayData
     temperature: float = 1.0
 
     def size(self) -> dict[str, int]:
@@ -208,7 +220,7 @@ class TokenTurn(RecordedTurn):
 class TextTurn(RecordedTurn):
     messages: Sequence[Mapping[str, Any]]
     response: Mapping[str, Any]
-    extra: Mapping[str, Any]
+    extra: ReplayData
 
     def size(self) -> dict[str, int]:
         return {"messages": len(self.messages)}

@@ -78,7 +78,7 @@ async def test_token_turn_round_trips(
     prompt: list[int],
     texts: tuple[str, str, str],
     created: int,
-    extra: dict[str, Any],
+    extra: Any,
     tmp_path_factory: Any,
 ) -> None:
     journal = await journal_in(tmp_path_factory.mktemp("run"))
