@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -293,7 +293,7 @@ def spec_of(given: Mapping[str, object]) -> dict[str, object]:
     """Return the spec that the given flags set. Other flags set nothing, so that no default is stored."""
     from areal.resources.tree import set_path
 
-    spec: dict[str, Any] = {}
+    spec: dict[str, object] = {}
     for name, path in FLAG_FIELDS.items():
         if given.get(name) not in (None, {}):
             spec = set_path(spec, tuple(path.split(".")), given[name])

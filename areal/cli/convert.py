@@ -203,10 +203,10 @@ def _write(folder: Path, draft: Draft, name: str, *, force: bool) -> None:
 
 
 def _manifests(draft: Draft, name: str) -> str:
-    model: dict[str, Any] = {"service": name, "backend": draft.backend, "path": draft.model}
+    model: dict[str, object] = {"service": name, "backend": draft.backend, "path": draft.model}
     if draft.engine_args:
         model["engineArgs"] = draft.engine_args
-    job: dict[str, Any] = {"config": "config.yaml", "restart": {"policy": "OnFailure"}}
+    job: dict[str, object] = {"config": "config.yaml", "restart": {"policy": "OnFailure"}}
     if not draft.backend:  # rows of a data set are not sampled
         return to_yaml([resource(TRAIN_JOB, name, job)], manifests=True)
     job["rollout"] = {"service": name, "model": name}

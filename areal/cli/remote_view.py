@@ -45,7 +45,7 @@ class GatewayAnswers:
         return _entries(self.workers, "workers") or []
 
 
-def _entries(body: Any, key: str) -> list[Mapping[str, Any]] | None:
+def _entries(body: Any, key: str) -> list[Mapping[str, object]] | None:
     """Return the objects of the list ``body[key]``; None if there is no such list."""
     rows = body.get(key) if isinstance(body, Mapping) else None
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else None
@@ -221,7 +221,7 @@ def _object(document: Any) -> Mapping[str, object] | None:
     return document if isinstance(document, Mapping) else None
 
 
-def _listing(document: Any) -> list[Mapping[str, Any]] | None:
+def _listing(document: Any) -> list[Mapping[str, object]] | None:
     models = _entries(document, "data")
     return None if models is None else [model for model in models if model.get("id")]
 

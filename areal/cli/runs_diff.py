@@ -90,7 +90,7 @@ def diff(
     chosen = metrics or (sorted(known) if all_ else [name for name in MAIN if name in known] or sorted(known))
     without_config = [run.name for run in runs.values() if not run.config]
     rows = (_row(sides, name, last, confidence, unpaired=unpaired) for name in chosen)
-    document: dict[str, Any] = {
+    document: dict[str, object] = {
         "a": [run.name for run in sides[0]],
         "b": [run.name for run in sides[1]],
         "method": _method(sides, unpaired=unpaired),
@@ -253,7 +253,7 @@ _UNTESTED = (
 
 
 def _columns(confidence: float) -> tuple[Column, ...]:
-    def interval(row: Mapping[str, Any]) -> str | None:
+    def interval(row: Mapping[str, object]) -> str | None:
         return None if row["low"] is None else f"{text_of(row['low'])} to {text_of(row['high'])}"
 
     return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -122,7 +121,7 @@ def _notify(cli: Invocation, target: tuple[str, str], alerts: list[Alert]) -> No
     does not change the exit status."""
     base, path = target
     for alert in alerts:
-        document: dict[str, Any] = alert.document()
+        document: dict[str, object] = alert.document()
         try:
             status, answer = AdminClient(base, None, _NOTIFY_S).post(path, document)
         except (OSError, ValueError) as error:  # ValueError: the host is not a name

@@ -32,7 +32,7 @@ class Conversation:
         """Return the conversation of the first ``count`` messages."""
         return Conversation(self.messages[:count], self.tools)
 
-    def replaced(self, index: int, message: Mapping[str, Any]) -> Conversation:
+    def replaced(self, index: int, message: Mapping[str, object]) -> Conversation:
         """Return the conversation with the message at ``index`` replaced."""
         return Conversation((*self.messages[:index], message, *self.messages[index + 1 :]), self.tools)
 
@@ -88,7 +88,7 @@ def _message(value: object, where: str) -> Mapping[str, object]:
     return message
 
 
-def _content(value: object, where: str) -> str | list[dict[str, Any]]:
+def _content(value: object, where: str) -> str | list[dict[str, object]]:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -135,7 +135,7 @@ def message_text(message: Mapping[str, Any]) -> str:
     return "\n".join(message_texts(message))
 
 
-def message_texts(message: Mapping[str, Any]) -> list[str]:
+def message_texts(message: Mapping[str, object]) -> list[str]:
     """Return the texts of the parts of a message in the normal form."""
     content: Any = message.get("content", "")
     return [content] if isinstance(content, str) else [part["text"] for part in content]

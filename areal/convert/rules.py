@@ -109,7 +109,7 @@ class Draft:
 
     values: Mapping[str, Any]
     config: dict[str, Any] = field(default_factory=dict)
-    engine_args: dict[str, Any] = field(default_factory=dict)
+    engine_args: dict[str, object] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
     backend: str = ""

@@ -175,7 +175,7 @@ def replica_alerts(name: str, pairs: Sequence[Mapping[str, object]]) -> list[Ale
     return found
 
 
-def read_pairs(gateway: GatewayRecord, key: str | None) -> list[dict[str, Any]]:
+def read_pairs(gateway: GatewayRecord, key: str | None) -> list[dict[str, object]]:
     """Return the pairs that a weight-update gateway lists within a second. Raises ArealError if it does not."""
     status, document = AdminClient(gateway.url, key, _CALL_S).get("/pairs")
     if status != 200 or not isinstance(document, dict) or not isinstance(document.get("pairs"), list):

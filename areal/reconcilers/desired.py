@@ -380,7 +380,7 @@ def compared(
 def _metadata_changes(old: StoredObject, new: StoredObject) -> tuple[FieldChange, ...]:
     """Return the changes of labels, annotations, dependencies and the set."""
 
-    def of(item: StoredObject) -> dict[str, Any]:
+    def of(item: StoredObject) -> dict[str, object]:
         lists = {"dependsOn": list(item.depends_on), "set": item.set_name}
         return {"labels": dict(item.labels), "annotations": dict(item.annotations), **lists}
 

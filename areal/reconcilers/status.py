@@ -43,7 +43,7 @@ def object_document(
     found: StoredObject, status: ObjectStatus, *, spec: Mapping[str, object] | None = None
 ) -> dict[str, object]:
     """Return ``apiVersion, kind, metadata, spec, status``. ``spec``: as the user set it, unless another is given."""
-    metadata: dict[str, Any] = {
+    metadata: dict[str, object] = {
         "name": found.name,
         "uid": found.uid,
         "generation": found.generation,
@@ -53,7 +53,7 @@ def object_document(
         "annotations": dict(found.annotations),
         "dependsOn": list(found.depends_on),
     }
-    shown: dict[str, Any] = {
+    shown: dict[str, object] = {
         **found.status,
         **status.details,
         "phase": status.phase,

@@ -227,7 +227,7 @@ def _flatten(node: Node, source: SourceText, problems: Problems) -> list[Documen
 
 def read_values(files: tuple[str, ...], problems: Problems) -> dict[str, object]:
     """Merge values files, a later file over an earlier one. Every document must be a map."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for file in files:
         source = read_text(Path(file), problems)
         if source is None:

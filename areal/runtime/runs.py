@@ -51,7 +51,7 @@ def check_uid(uid: str) -> str:
     return uid
 
 
-def spec_to_record(spec: RunSpec) -> dict[str, Any]:
+def spec_to_record(spec: RunSpec) -> dict[str, object]:
     """Return all of the spec but the secrets."""
     record = asdict(spec)
     del record["secret_env"]

@@ -347,8 +347,8 @@ class ResponsesWriter:
         )
 
     def _response(
-        self, status: str, output: list[dict[str, Any]], usage: dict[str, object] | None, cut: str | None
-    ) -> dict[str, Any]:
+        self, status: str, output: list[dict[str, object]], usage: dict[str, object] | None, cut: str | None
+    ) -> dict[str, object]:
         return {
             "id": self._id,
             "object": "response",
@@ -451,7 +451,7 @@ class ResponsesWriter:
         self.pieces(reply.pieces())
         return self._end(summary)[1]
 
-    def _end(self, summary: ResponseSummary) -> tuple[bytes, dict[str, Any]]:
+    def _end(self, summary: ResponseSummary) -> tuple[bytes, dict[str, object]]:
         """Return the events that complete the last item, and the whole response."""
         cut = _INCOMPLETE.get(summary.finish)
         status = "incomplete" if cut else "completed"

@@ -267,7 +267,7 @@ def tokens_hint(ids: Sequence[int], texts: Sequence[str | None]) -> str:
 
 def _turn_document(turn: ShownTurn) -> dict[str, object]:
     row = turn.row
-    about: dict[str, Any] = {
+    about: dict[str, object] = {
         "id": row.interaction_id,
         "number": turn.number,
         "depth": turn.depth,

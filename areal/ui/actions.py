@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, Conflict, UsageFault
@@ -31,7 +31,7 @@ class ActionPlan(NamedTuple):
     digest: str
     run: Callable[[RunningAction], list[str]]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         named = self._asdict()
         return {name: named[name] for name in ("words", "target", "confirm", "lines", "destructive", "digest")} | {
             "empty": self.is_empty
@@ -53,7 +53,7 @@ class RunningAction:
     interrupted: threading.Event = field(default_factory=threading.Event)
     changes: int = 0
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         state = "running" if self.ended is None else "failed" if self.error is not None else "done"
         return {
             "number": self.number,

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from areal.files import parse_json
 from areal.reconcilers.home_view import fields_document
@@ -62,7 +61,7 @@ def find_trained(home: Home, session: str, since: float) -> dict[str, object]:
         for each in step_files(folder)
         if (path := folder / each.name).exists() and path.stat().st_mtime >= since
     ]
-    samples: list[dict[str, Any]] = []
+    samples: list[dict[str, object]] = []
     room = _MOST_BYTES
     for _, size, job, step, path in sorted(files, key=lambda found: found[0]):
         room -= size

@@ -187,7 +187,7 @@ def status(cli: Invocation, service: str, watch: bool, interval: float) -> int:
     return watch_service(cli, AGENT_SERVICE, service, look, page, traffic, watch=watch, interval=interval)
 
 
-def _status(cli: Invocation, service: str) -> dict[str, Any]:
+def _status(cli: Invocation, service: str) -> dict[str, object]:
     chosen = gateway(cli)
     if chosen is not None:
         return _remote(chosen)
@@ -209,7 +209,7 @@ def _data_proxies(cli: Invocation, service: str) -> dict[str, str]:
 
 def _remote(chosen: GatewayClient) -> dict[str, object]:
     """Return the status of a service of another home, as its gateway reports it."""
-    document: dict[str, Any] = {
+    document: dict[str, object] = {
         "service": "remote",
         "address": chosen.url,
         "ready": None,

@@ -107,7 +107,7 @@ def arguments(texts: Sequence[str], flag: str) -> dict[str, Any]:
 
 
 def _words(words: Sequence[str], flag: str) -> dict[str, object]:
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     at = 0
     while at < len(words):
         name, equals, value = words[at].partition("=")

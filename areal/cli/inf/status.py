@@ -91,7 +91,7 @@ def status(cli: Invocation, service: str | None, watch: bool, interval: float) -
     return watch_service(cli, INFERENCE_SERVICE, service, look, page, traffic, watch=watch, interval=interval)
 
 
-def _status(cli: Invocation, service: str | None) -> dict[str, Any]:
+def _status(cli: Invocation, service: str | None) -> dict[str, object]:
     chosen = gateway(cli)
     if chosen is not None:
         from areal.cli.remote_view import service_status as remote_status

@@ -475,7 +475,7 @@ def _check_all(requests: list[dict[str, object]]) -> list[list[dict[str, object]
 
 def checked(config: str, content: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the faults of a built-in trainer's configuration, and the keys without effect. ``config``: its class."""
-    request: dict[str, Any] = {
+    request: dict[str, object] = {
         "config": config,
         "file": "",
         "text": json.dumps(content),

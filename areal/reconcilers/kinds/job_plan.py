@@ -272,7 +272,7 @@ def _expand(
 
 def _with_recorded_fields(job: Wanted, earlier: StoredObject) -> Wanted:
     """Keep the fields that were derived from the job's configuration: they are constant for the life of a job."""
-    spec: Mapping[str, Any] = job.spec
+    spec: Mapping[str, object] = job.spec
     for path in _DERIVED:
         if get_path(spec, path) is ABSENT and is_derived(earlier, path, unnoted=True):
             spec = set_path(spec, path, get_path(earlier.spec, path))

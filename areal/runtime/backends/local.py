@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from areal.errors import ArealError, Conflict, NotFound
 from areal.runtime import gpus, procfs
@@ -172,7 +172,7 @@ class LocalBackend:
         return Capacity(tuple(free), tuple(leased), squatters)
 
     def require_possible(
-        self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
+        self, scheduler: Mapping[str, object], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
     ) -> None:
         """Do nothing: a plan counts the GPUs of this machine."""
 

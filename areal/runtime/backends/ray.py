@@ -204,7 +204,7 @@ class RayBackend(ClusterBackend):
         return Capacity(queued={self.name: int(gpus)})
 
     def require_possible(
-        self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
+        self, scheduler: Mapping[str, object], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
     ) -> None:
         options = options_of(scheduler)
         api = RayApi(resolve_address(options.address, os.environ))

@@ -90,7 +90,7 @@ def job_request(spec: RunSpec, folder: str, home: str, working_dir: str | None) 
     if working_dir is not None:
         environment["working_dir"] = working_dir
     python = python_of(options)
-    request: dict[str, Any] = {
+    request: dict[str, object] = {
         "submission_id": submission_id(spec.uid, home),
         "runtime_env": environment,
         "metadata": {

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from areal.errors import ArealError, InvalidManifest, NoCapacity, TimedOut
 from areal.files import size_of
@@ -86,7 +86,7 @@ class SlurmBackend(ClusterBackend):
         return Capacity(queued={self.name: sum(map(gpus_of_gres, gres.values()))})
 
     def require_possible(
-        self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
+        self, scheduler: Mapping[str, object], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
     ) -> None:
         options = _options(scheduler)
         wanted = resource_options(gpus=gpus, nodes=nodes, cpus=cpus, memory_bytes=memory_bytes)

@@ -198,7 +198,7 @@ class TrainerPair:
         self.publisher.settle()
 
     def deliver(self, version: int) -> bodies.UpdateResult:
-        body: dict[str, Any] = {"pair_name": self.name, "version": version}
+        body: dict[str, object] = {"pair_name": self.name, "version": version}
         if self.current_address is not None:
             body["inference_gateway_url"] = self.current_address()
         done = self._post("/update_weights", body, _UPDATE_S)
@@ -213,7 +213,7 @@ class TrainerPair:
         """
         if self.connected:
             self.connected = False
-            body: dict[str, Any] = {"pair_name": self.name}
+            body: dict[str, object] = {"pair_name": self.name}
             if not comes_back:
                 body["left"] = None if left is None else {"path": str(left), "version": self.delivered}
             with contextlib.suppress(WeightUpdateFailed, TimedOut):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from areal.errors import NotFound, UsageFault
 from areal.ui.context import ViewContext
@@ -22,7 +22,7 @@ Marks = Mapping[str, int | str]
 
 
 class ViewReader(NamedTuple):
-    read: Callable[[ViewContext], dict[str, Any] | Iterator[dict[str, Any]]]
+    read: Callable[[ViewContext], dict[str, object] | Iterator[dict[str, object]]]
     marks: Callable[[ViewContext], Marks]
 
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from areal.client.gateway import GatewayClient, call_session, close_session, read_session
 from areal.errors import ArealError, Conflict, UsageFault
@@ -29,7 +28,7 @@ _NAME = 20  # characters of a session's key that are asked for
 _MOST_REPLICAS = 100_000
 
 
-def read(view: ViewContext) -> dict[str, Any]:
+def read(view: ViewContext) -> dict[str, object]:
     actions = _actions(view)
     if view.body is None:
         return {"actions": [each.document() for each in actions.all()]}

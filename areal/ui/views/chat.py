@@ -41,13 +41,13 @@ def models(view: ViewContext) -> dict[str, Any]:
     }
 
 
-def _choices(service: str, client: GatewayClient) -> list[dict[str, Any]]:
+def _choices(service: str, client: GatewayClient) -> list[dict[str, object]]:
     names = [str(each["id"]) for each in entries(client, "/v1/models", "data", "models")]
     try:
         workers = entries(client, "/workers", "workers", "replicas")
     except ArealError:  # a key for calls alone
         workers = []
-    found = []
+    found: list[dict[str, object]] = []
     for name in names:
         found.append({"service": service, "model": name, "version": None})
         serving = [each for each in workers if each.get("model") == name and each.get("state") == "ready"]
@@ -92,7 +92,7 @@ def _parts(
     client: ChatClient, messages: list[Any], model: str, fields: dict[str, Any], session: str | None
 ) -> Iterator[dict[str, Any]]:
     began, first = time.monotonic(), None
-    usage: dict[str, Any] = {}
+    usage: dict[str, int] = {}
     finish = None
     try:
         with client.stream(messages, model=model, **fields) as deltas:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from areal.errors import ArealError, UsageFault
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import TRAIN_JOB, check_name
@@ -18,10 +16,10 @@ _POINTS = 400
 _ABSENT = object()
 
 
-def read(view: ViewContext) -> dict[str, Any]:
+def read(view: ViewContext) -> dict[str, object]:
     known = sorted(job.name for job in HomeView(view.home).of_kind(TRAIN_JOB))
     names = _names(view)
-    jobs: list[dict[str, Any]] = []
+    jobs: list[dict[str, object]] = []
     together: dict[str, Points] = {}
     for name in names:
         job_of(view.home, name)
@@ -55,7 +53,7 @@ def _names(view: ViewContext) -> list[str]:
     return names
 
 
-def config_differences(view: ViewContext, names: list[str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def config_differences(view: ViewContext, names: list[str]) -> tuple[list[dict[str, object]], dict[str, str]]:
     """Return the fields whose values are not the same in all jobs; and why a configuration cannot be read, by job."""
     flat: dict[str, dict[str, object]] = {}
     unreadable: dict[str, str] = {}
@@ -68,7 +66,7 @@ def config_differences(view: ViewContext, names: list[str]) -> tuple[list[dict[s
         except ArealError as error:
             unreadable[name] = error.message
     keys = dict.fromkeys(key for each in flat.values() for key in each)
-    rows = []
+    rows: list[dict[str, object]] = []
     for key in keys:
         values = [each.get(key, _ABSENT) for each in flat.values()]
         if any(repr(value) != repr(values[0]) for value in values):

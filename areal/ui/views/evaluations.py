@@ -49,7 +49,7 @@ class _Samples:
         return [PromptScores(self.keys[_number(each)], _number(each), tuple(each.rewards)) for each in rewarded]
 
 
-def read(view: ViewContext) -> dict[str, Any]:
+def read(view: ViewContext) -> dict[str, object]:
     """Without ``name`` the evaluations of the home. ``against``: another evaluation  [default: the baseline of the
     command, if it had one]; ``show``: the prompts that are ``changed``, ``worse`` or ``better`` than there, or ``all``;
     ``prompt``: the samples of one, by its number in the data set."""
@@ -121,7 +121,7 @@ def _document(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _row(folder: Path) -> dict[str, Any]:
+def _row(folder: Path) -> dict[str, object]:
     run: dict[str, Any] = {}
     try:
         run = _document(folder / RUN)

@@ -43,7 +43,7 @@ class _LogStream(NamedTuple):
         return self.state.phase not in LIVE
 
 
-def read(view: ViewContext) -> dict[str, Any]:
+def read(view: ViewContext) -> dict[str, object]:
     streams, every = _streams(view)
     if view.query.get("previous"):
         found = _previous(streams, _matches(view))

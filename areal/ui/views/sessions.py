@@ -83,12 +83,12 @@ def _services(view: ViewContext) -> list[dict[str, object]]:
     ]
 
 
-def _page(view: ViewContext, ref: Ref, client: GatewayClient) -> dict[str, Any]:
+def _page(view: ViewContext, ref: Ref, client: GatewayClient) -> dict[str, object]:
     """Sessions behind ``after`` that have the words of ``q``, and where to go on."""
     of_agent, words = ref.kind == AGENT_SERVICE, view.query.get("q", "").lower().split()
     away: list[int] = []
     path = "/sessions" if of_agent else "/rl/sessions"
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     last, count = "", 0
     pages = session_pages(client, path, view.query.get("after", ""), away=away.append)
     for each in islice(pages, _MOST_READ):
@@ -121,7 +121,7 @@ def _recorded_row(session: Mapping[str, object]) -> dict[str, Any]:
     }
 
 
-def _agent_session(view: ViewContext, ref: Ref, client: GatewayClient, session: str) -> dict[str, Any]:
+def _agent_session(view: ViewContext, ref: Ref, client: GatewayClient, session: str) -> dict[str, object]:
     document = call_session(client, "GET", session)
     words = view.query.get("q", "").lower().split()
     turns = [_turn(number, each) for number, each in enumerate(document["recorded_turns"], 1)]
@@ -129,7 +129,7 @@ def _agent_session(view: ViewContext, ref: Ref, client: GatewayClient, session: 
     before = view.number("before", len(turns) + 1, least=1)
     shown = [each for each in chosen if each["number"] < before][-_TURNS:]
     row = _agent_row(document)
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "session": row,
         "turns": shown,
         "count": len(turns),

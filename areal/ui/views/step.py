@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from pathlib import Path
-from typing import Any
 
 from areal.errors import NotFound
 from areal.files import stamp
@@ -23,7 +22,7 @@ _listings: FileMemo[list[StepFile]] = FileMemo(step_files, 2)  # by the folder's
 _steps: FileMemo[dict[str, StepSummary]] = FileMemo(lambda path: {}, 4)  # the summary is made with the job's decoder
 
 
-def read(view: ViewContext) -> dict[str, Any]:
+def read(view: ViewContext) -> dict[str, object]:
     """``step``: a number; without it the newest. ``eval=1``: the evaluation after it. ``group`` and ``sample``: one."""
     name = view.name()
     job = job_of(view.home, name)
@@ -41,7 +40,7 @@ def read(view: ViewContext) -> dict[str, Any]:
         raise NotFound(f"step {wanted.step} of trainjob/{name} has no samples", hint=f"the nearest that has: {near}")
     path = folder / files[place].name
     summary = _summary(view, job, path)
-    document: dict[str, Any] = {
+    document: dict[str, object] = {
         "name": name,
         "step": wanted.step,
         "isEval": wanted.is_eval,

@@ -55,7 +55,7 @@ class _History:
 _histories: dict[str, _History] = {}
 
 
-def read(view: ViewContext) -> dict[str, Any]:
+def read(view: ViewContext) -> dict[str, object]:
     history = _histories.setdefault(str(view.home.root), _History())
     with history.lock:
         history.look(HomeView(view.home))

@@ -45,7 +45,7 @@ class _ServedVersions:
         self._last: dict[str, tuple[Any, ...]] = {}
         self._changes: deque[dict[str, object]] = deque(maxlen=500)
 
-    def note(self, replicas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def note(self, replicas: list[dict[str, Any]]) -> list[dict[str, object]]:
         with self._lock:
             for each in replicas:
                 now = (each["version"], each["state"], each["paused"])

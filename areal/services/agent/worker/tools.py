@@ -40,7 +40,7 @@ class McpTool:
     server: McpConnection
     name: str
     description: str
-    input_schema: Mapping[str, Any]
+    input_schema: Mapping[str, object]
 
     async def call(self, arguments: Mapping[str, object]) -> str:
         about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": self.name}

@@ -182,7 +182,7 @@ def translate(fields: Fields, uses: TemplateUses, *, counting: bool = False) -> 
     )
 
 
-def _thinking(fields: Fields, uses: TemplateUses, chat: dict[str, Any]) -> list[str]:
+def _thinking(fields: Fields, uses: TemplateUses, chat: dict[str, object]) -> list[str]:
     """Set the template's thinking switch, if it has one. Return the fields of ``thinking`` without effect."""
     thinking = fields.mapping("thinking")
     kind = thinking.get("type") if thinking else "disabled"
@@ -193,7 +193,7 @@ def _thinking(fields: Fields, uses: TemplateUses, chat: dict[str, Any]) -> list[
     return [f"thinking.{name}" for name in ("budget_tokens", "display") if thinking.get(name) is not None]
 
 
-def _output_config(fields: Fields, uses: TemplateUses, chat: dict[str, Any]) -> list[str]:
+def _output_config(fields: Fields, uses: TemplateUses, chat: dict[str, object]) -> list[str]:
     config = Fields(fields.mapping("output_config"))
     wanted = config.mapping("format") or fields.mapping("output_format")
     if wanted:
@@ -214,7 +214,7 @@ def _tools(fields: Fields) -> dict[str, object]:
     ]
     choice = Fields(fields.mapping("tool_choice"))
     kind, name = choice.text("type") or ("auto" if choice.is_empty else None), choice.text("name")
-    chat: dict[str, Any] = {"tools": tools}
+    chat: dict[str, object] = {"tools": tools}
     if choice.flag("disable_parallel_tool_use"):
         chat["parallel_tool_calls"] = False
     match kind:
@@ -227,7 +227,7 @@ def _tools(fields: Fields) -> dict[str, object]:
     raise bad_field("tool_choice", "must be of type auto, any, none, or tool with a name")
 
 
-def _tool(tool: object, where: str) -> dict[str, Any]:
+def _tool(tool: object, where: str) -> dict[str, object]:
     if not isinstance(tool, Mapping):
         raise bad_field(where, "must be an object")
     name, schema = tool.get("name"), tool.get("input_schema")
@@ -341,14 +341,14 @@ def _image(block: Mapping[str, object], where: str) -> dict[str, object]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _tool_result(block: Mapping[str, object], where: str, known_calls: set[str]) -> dict[str, Any]:
+def _tool_result(block: Mapping[str, object], where: str, known_calls: set[str]) -> dict[str, object]:
     call_id = string_of(block, "tool_use_id", where)
     if call_id not in known_calls:
         message = f"{where}.tool_use_id: no tool_use block before it has the id {call_id!r}"
         raise bad_request(message, param=f"{where}.tool_use_id")
     content = block.get("content")
     texts = _texts(content, f"{where}.content") if content is not None else []
-    result: dict[str, Any] = {"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts)}
+    result: dict[str, object] = {"role": "tool", "tool_call_id": call_id, "content": "\n".join(texts)}
     if block.get("is_error"):
         result["is_error"] = True  # for templates that show it
     return result

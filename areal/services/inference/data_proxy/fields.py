@@ -234,7 +234,7 @@ def read_constraint(fields: Fields) -> tuple[str, Mapping[str, object]] | None:
     return name, _constraint(name, kind, value)
 
 
-def _constraint(name: str, kind: str, value: object) -> Mapping[str, Any]:
+def _constraint(name: str, kind: str, value: object) -> Mapping[str, object]:
     match kind:
         case "json":
             return {"type": "json_schema", "json_schema": {"name": "answer", "schema": _schema(name, value)}}

@@ -47,7 +47,7 @@ def translate(fields: Fields, uses: TemplateUses) -> ChatTranslation:
     asked = fields.take("input")
     tools = _ResponseTools(fields, [*given, *_additional_tools(asked)])
     messages = _messages(fields, tools, instructions, asked)
-    chat: dict[str, Any] = {"messages": messages, "stream": fields.flag("stream")}
+    chat: dict[str, object] = {"messages": messages, "stream": fields.flag("stream")}
     stream_options = Fields(fields.mapping("stream_options"))
     stream_options.accept(("include_obfuscation",))
     choice = fields.take("tool_choice", "auto")
@@ -227,7 +227,9 @@ class _MessageBuilder:
         return last if last.get("role") == "assistant" else None
 
 
-def _messages(fields: Fields, tools: _ResponseTools, instructions: str | None, value: object) -> list[dict[str, Any]]:
+def _messages(
+    fields: Fields, tools: _ResponseTools, instructions: str | None, value: object
+) -> list[dict[str, object]]:
     builder = _MessageBuilder()
     if instructions:
         builder.add_text("system", instructions)

@@ -42,7 +42,7 @@ _NO_CONTENT = b'"content":""'  # cannot occur inside a JSON string, where the qu
 _LEAST = -9999.0
 
 
-def _entry(codec: TextCodec, token_id: int, logprob: float) -> dict[str, Any]:
+def _entry(codec: TextCodec, token_id: int, logprob: float) -> dict[str, object]:
     return {
         "token": codec.token_text(token_id),
         "logprob": max(logprob, _LEAST),
@@ -133,11 +133,11 @@ class _OpenAISerializer(ABC):
     def __init__(self, state: ResponseState) -> None:
         self._state = state
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> dict[str, object]:
         state = self._state
         prompt = sum(map(len, state.prompts))
         completion = 0 if state.no_answer else sum(len(choice.token_ids) for choice in state.choices)
-        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion}
+        usage: dict[str, object] = {"prompt_tokens": prompt, "completion_tokens": completion}
         usage["total_tokens"] = prompt + completion
         if reasoning := sum(choice.reasoning_tokens for choice in state.choices):
             usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
@@ -147,7 +147,7 @@ class _OpenAISerializer(ABC):
         state = self._state
         return {"id": state.answer_id, "object": kind, "created": state.created, "model": state.model}
 
-    def _chunk_of(self, choice: dict[str, Any]) -> bytes:
+    def _chunk_of(self, choice: dict[str, object]) -> bytes:
         options, data = self._state.options, {**self._head(self.chunk_kind), "choices": [choice]}
         if options.include_usage:
             data["usage"] = self._usage() if options.continuous_usage else None
@@ -174,7 +174,7 @@ class _OpenAISerializer(ABC):
     @abstractmethod
     def _whole(self, choice: Choice) -> dict[str, Any]: ...
 
-    def _beside_choices(self) -> dict[str, Any]:
+    def _beside_choices(self) -> dict[str, object]:
         return {}
 
 
@@ -267,7 +267,7 @@ class ChatSerializer(_OpenAISerializer):
             **self._token_fields(choice, 0, end),
         }
 
-    def _beside_choices(self) -> dict[str, Any]:
+    def _beside_choices(self) -> dict[str, object]:
         return {"prompt_token_ids": self._state.prompts[0]} if self._state.options.return_token_ids else {}
 
 

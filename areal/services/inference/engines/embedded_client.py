@@ -121,7 +121,7 @@ class EmbeddedClient(EngineClient):
     async def forget_weights(self) -> None:
         await self._command("/forget_weights", if_missing=_NO_STAGING)
 
-    async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
+    async def join_group(self, name: str, place: Mapping[str, object]) -> None:
         await self._command("/weight_group/join", {**place, "name": name}, if_missing=_NO_GROUP, timeout_s=LOAD_S)
 
     async def leave_group(self, name: str) -> None:

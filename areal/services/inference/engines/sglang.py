@@ -269,7 +269,7 @@ class SglangClient(EngineClient):
         async with self._replacing_weights(version) as label:
             await self._update("/update_weights_from_disk", {**body, "weight_version": label})
 
-    async def _update(self, path: str, body: Mapping[str, Any]) -> None:
+    async def _update(self, path: str, body: Mapping[str, object]) -> None:
         """Run a weight update. The module's docstring describes what happens after a failed one."""
         try:
             await self._checked_command(path, body)
@@ -301,7 +301,7 @@ class SglangClient(EngineClient):
         except (EngineRefused, EngineUnsupported) as error:
             raise EngineFailed(f"SGLang has the new weights and the cache of the old ones: {error}") from error
 
-    async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
+    async def join_group(self, name: str, place: Mapping[str, object]) -> None:
         body = {
             "master_address": place["host"],
             "master_port": place["port"],
@@ -357,7 +357,7 @@ class SglangClient(EngineClient):
         ):  # an older SGLang keeps the group, or it never joined
             await self._command("/destroy_weights_update_group", {"group_name": name})
 
-    async def _checked_command(self, path: str, body: Mapping[str, Any]) -> None:
+    async def _checked_command(self, path: str, body: Mapping[str, object]) -> None:
         """Send a command of weights, whose failure may come with status 200."""
         answer = await self._command(path, body, timeout_s=LOAD_S)
         if answer.get("success") is False:

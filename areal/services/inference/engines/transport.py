@@ -142,11 +142,11 @@ def sampling_fields(call: EngineCall) -> dict[str, Any]:
     return sampling
 
 
-def weight_source(source: str | Broadcast) -> dict[str, Any]:
+def weight_source(source: str | Broadcast) -> dict[str, object]:
     return {"path": source} if isinstance(source, str) else {"group": source.group, "layout": source.layout}
 
 
-ReadObject = Callable[[dict[str, Any]], Iterable[EngineDelta]]
+ReadObject = Callable[[dict[str, object]], Iterable[EngineDelta]]
 """The deltas in one JSON object of an answer. Raises EngineFailed for a failure that it reports."""
 
 MISREAD = (KeyError, TypeError, ValueError, AttributeError, OverflowError)

@@ -255,7 +255,7 @@ class VllmClient(EngineClient):
     async def forget_weights(self) -> None:
         await self._call_workers("areal_forget", {})
 
-    async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
+    async def join_group(self, name: str, place: Mapping[str, object]) -> None:
         numbers = {"rank": place["rank"], "size": place["world_size"]}
         await self._run_on_workers(
             "areal_join", {"name": name, "host": place["host"], "port": place["port"], **numbers}
@@ -264,7 +264,7 @@ class VllmClient(EngineClient):
     async def leave_group(self, name: str) -> None:
         await self._call_workers("areal_forget", {"group": name})
 
-    async def _run_on_workers(self, method: str, order: Mapping[str, Any]) -> None:
+    async def _run_on_workers(self, method: str, order: Mapping[str, object]) -> None:
         """Run a long operation on the workers during generation, and poll until it is done. If the caller is cancelled,
         the operation is too."""
         try:
@@ -281,7 +281,7 @@ class VllmClient(EngineClient):
             raise EngineRefused(f"the weights were not taken, the old ones serve on: {failures[0]}")
 
     async def _call_workers(
-        self, method: str, order: Mapping[str, Any], timeout_s: float = _WORKERS_S
+        self, method: str, order: Mapping[str, object], timeout_s: float = _WORKERS_S
     ) -> list[str | None]:
         body = {"method": method, "kwargs": order}
         answer = await self._command("/collective_rpc", body, timeout_s=timeout_s)

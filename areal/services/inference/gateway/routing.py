@@ -408,7 +408,7 @@ class RouterClient:
             raise ApiError(502, f"the router does not answer: {error!r}", code="router_unavailable") from error
 
 
-def _accepted(reply: HttpReply) -> dict[str, Any]:
+def _accepted(reply: HttpReply) -> dict[str, object]:
     if reply.status != 200:
         raise refusal(reply, "the router")
     return reply.object()
