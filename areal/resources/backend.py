@@ -322,9 +322,10 @@ def own_flags(program: str) -> dict[str, Flag]:
 
 @lru_cache(4096)
 def flag_name(name: str) -> str:
-    """``maxBatchSize``, ``max_batch_size`` -> ``max-batch-size``."""
-    spaced = "".join(f"-{char.lower()}" if char.isupper() else char for char in name)
-    return spaced.replace("_", "-").strip("-")
+    """``maxBatchSize``, ``max_batch_size`` -> ``max-batch-size``. The key in ``flag.key`` stays as it is."""
+    flag, dot, key = name.partition(".")
+    spaced = "".join(f"-{char.lower()}" if char.isupper() else char for char in flag)
+    return spaced.replace("_", "-").strip("-") + dot + key
 
 
 def engine_arguments(engine: str, section: Mapping[str, object], trainer_dtype: str = "") -> dict[str, object]:

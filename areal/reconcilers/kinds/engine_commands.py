@@ -16,7 +16,9 @@ from areal.runtime.environment import absolute_paths
 
 
 class EngineCommand(NamedTuple):
-    """The module, its flag for the whole help, the flags that areal sets, its settings and its environment."""
+    """The module, its flag for the whole help, the flags that areal sets, its settings and its environment.
+
+    ``switches``: the flags without a form ``--no-``, which are off unless given; None: nearly all."""
 
     module: str
     help: str
@@ -26,7 +28,12 @@ class EngineCommand(NamedTuple):
     adapters: str
     settings: tuple[str, ...]
     env: Mapping[str, str]
+    switches: frozenset[str] | None
 
+
+_VLLM_SWITCHES = frozenset(
+    ("aggregate-engine-logging", "data-parallel-multi-port-external-lb", "disable-log-stats", "grpc", "headless")
+)
 
 # vLLM has its pause, version, weight and adapter routes only in development mode; it then listens on loopback or
 # requires a key. SGLang's ``/health`` would sample a token, and would not answer while the engine is paused.
@@ -42,6 +49,7 @@ ENGINE_COMMANDS = {
         ("--worker-extension-cls", "areal_vllm.Worker", "--logprobs-mode", "processed_logprobs"),
         # its sockets outlive it: they are in the run's folder and are deleted with it
         {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_RPC_BASE_PATH": "."},
+        _VLLM_SWITCHES,
     ),
     "sglang": EngineCommand(
         "areal_sglang",
@@ -52,6 +60,7 @@ ENGINE_COMMANDS = {
         "--lora-paths",
         (),
         {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"},
+        None,
     ),
 }
 

@@ -16,7 +16,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -237,7 +237,7 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
             secret_env["AREAL_ENGINE_KEY"] = read_key(Path(launch.admin_key_file))
         if spec.lora:
             argv += ["--enable-lora", command.adapters, *_adapters(spec, launch)]
-        argv += flags(spec.engine_args)
+        argv += flags(spec.engine_args, command.switches)
     else:
         raise ArealError(
             f"{launch.object.ref}: backend {part.engine!r} is not an inference engine",
@@ -268,17 +268,22 @@ def _folder(path: str | None, launch: Launch) -> str:
     return resolve_model_path(path, source_file(launch.object)) or launch.folders.get(path, path)
 
 
-def flags(arguments: Mapping[str, object]) -> list[str]:
-    """Return ``--max-batch-size 8 --trust-remote-code`` for ``{maxBatchSize: 8, trust_remote_code: true}``. False and
-    null values are left out; a map becomes JSON."""
+def flags(arguments: Mapping[str, object], switches: Collection[str] | None = None) -> list[str]:
+    """Return ``--max-batch-size 8 --trust-remote-code`` for ``{maxBatchSize: 8, trust_remote_code: true}``. A map, and
+    a value of a ``flag.key``, becomes JSON. Null values are left out, and false ones if ``switches`` is None. Otherwise
+    all flags but the ``switches`` are set to false by their form ``--no-``."""
     argv: list[str] = []
     for name, value in arguments.items():
-        if value is False or value is None:
+        flag = flag_name(str(name))
+        if value is None:
             continue
-        argv.append("--" + flag_name(str(name)))
-        if value is not True:
-            items = value if isinstance(value, list) else [value]
-            argv += [json.dumps(item) if isinstance(item, Mapping) else str(item) for item in items]
+        if "." in flag:
+            argv += ["--" + flag, value if isinstance(value, str) else json.dumps(value)]
+        elif value is False:
+            argv += [] if switches is None or flag in switches or flag.startswith("no-") else ["--no-" + flag]
+        else:
+            items = value if isinstance(value, list) else [value] if value is not True else []
+            argv += ["--" + flag, *(json.dumps(item) if isinstance(item, Mapping) else str(item) for item in items)]
     return argv
 
 

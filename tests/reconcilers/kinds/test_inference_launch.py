@@ -92,6 +92,26 @@ def test_run_settings_are_read_from_config_or_flags() -> None:
         assert (key_file(each), setting(each, "host"), setting(each, "relays")) == ("/keys/home", "0.0.0.0", None)
 
 
+@pytest.mark.parametrize(
+    ("backend", "given", "passed"),
+    [
+        ("vllm", {"enablePrefixCaching": False, "seed": None}, ["--no-enable-prefix-caching"]),  # on by default
+        ("vllm", {"disable-log-stats": False, "no-enable-lora": False}, []),
+        ("vllm", {"hf_overrides.max_position_embeddings": 64}, ["--hf-overrides.max_position_embeddings", "64"]),
+        ("vllm", {"compilation-config.use_x": True}, ["--compilation-config.use_x", "true"]),
+        (
+            "vllm",
+            {"hfOverrides.a": False, "hfOverrides.b": [1]},
+            ["--hf-overrides.a", "false", "--hf-overrides.b", "[1]"],
+        ),
+        ("sglang", {"enable-metrics": False, "log-level": "debug"}, ["--log-level", "debug"]),
+    ],
+)
+def test_engine_arguments_have_their_effect(tmp_path: Path, backend: str, given: Any, passed: list[str]) -> None:
+    plain = engine_run(tmp_path, backend=backend).argv
+    assert list(engine_run(tmp_path, backend=backend, engineArgs=given).argv[len(plain) :]) == passed
+
+
 def test_vllm_starts_with_control_routes_and_worker_extension(tmp_path: Path) -> None:
     run = engine_run(tmp_path, backend="vllm", env={"PYTHONPATH": "/mine", "AREAL_ENGINE_PYTHON": "/venv/bin/python"})
     at = run.argv.index("--worker-extension-cls")

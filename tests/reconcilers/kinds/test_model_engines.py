@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from areal.reconcilers.kinds import inference_launch, model_engines
+from areal.reconcilers.kinds.engine_commands import ENGINE_COMMANDS
 from areal.reconcilers.kinds.inference_launch import Launch
 from areal.reconcilers.kinds.model_engines import (
     InstalledEngine,
@@ -159,6 +160,8 @@ def test_real_parser_source_has_all_flags_of_help(tmp_path: Path, engine: str) -
     argv = inference_launch.engine(launch, effective("Model", item.spec), InferenceServiceSpec()).argv
     passed = {name.removeprefix("--") for name in argv if name.startswith("--")}
     assert len(passed) > 5 and (passed | {"api-key"}) - flags == set()
+    switches = ENGINE_COMMANDS[engine].switches or ()
+    assert [name for name in switches if f"no-{name}" in flags or name not in flags] == []
 
 
 MANIFEST = """\
