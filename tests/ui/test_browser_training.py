@@ -54,6 +54,10 @@ def test_job_tokens_are_reachable_by_keyboard(job: Home, tab: Tabs) -> None:  # 
     it.press(*["ArrowLeft"] * 3, "ArrowRight")
     assert "step 49" in it.page.inner_text(".readout")
     assert it.page.inner_text("figure >> nth=0").endswith("0.98")
+    it.press("s")
+    it.page.wait_for_function("() => location.search === '?smooth=some'")
+    it.page.wait_for_timeout(100)  # drawn again
+    assert it.page.inner_text("figure >> nth=0").endswith("reward\n0.98"), "once"
     it.page.goto(f"{it.server.url}/job/learn?at=2")
     ready(it)
     it.page.wait_for_selector("text=step 2")

@@ -80,7 +80,8 @@ export function Chart({ title, starts, series, smooth = 0, log = false, clip = t
     media.addEventListener("change", dress);
     return () => { size.disconnect(); theme.disconnect(); media.removeEventListener("change", dress); plot.current?.destroy(); plot.current = null; };
   }, [key]);
-  useEffect(() => { plot.current?.setData(dataOf(shown.current)); place(plot.current, starts, cursor.at); write(cursor.at); }, [starts, series]);
+  useEffect(() => { plot.current?.setData(dataOf(shown.current)); place(plot.current, starts, cursor.at); }, [starts, series]);
+  useLayoutEffect(() => write(cursor.at)); // these texts are not Preact's: the cursor moves without a render
   useEffect(() => {
     const move = (at) => { place(plot.current, shown.current.starts, at); write(at); };
     cursor.listeners.add(move);
@@ -90,7 +91,7 @@ export function Chart({ title, starts, series, smooth = 0, log = false, clip = t
   const words = series.map((each) => `${each.name} ${form(lastOf(each.points.mean))}`).join(", ");
   return html`<figure class="chart" role="group" aria-label=${`${title}: ${words}`}>
     <figcaption ref=${readout}><b>${title}</b>${unit && html` <span class="dim">${unit}</span>`}
-      ${series.map((each, at) => html`<span class="key" key=${each.name}><i style=${{ background: stacked ? undefined : colourOf(each.colour ?? at), borderColor: colourOf(each.colour ?? at), backgroundColor: colourOf(each.colour ?? at) }} data-dash=${each.dash ?? 0}></i>${series.length > 1 || each.label ? `${each.label ?? each.name} ` : ""}<span class="num" data-series=${at}>${form(lastOf(each.points.mean))}</span></span>`)}
+      ${series.map((each, at) => html`<span class="key" key=${each.name}><i style=${{ background: stacked ? undefined : colourOf(each.colour ?? at), borderColor: colourOf(each.colour ?? at), backgroundColor: colourOf(each.colour ?? at) }} data-dash=${each.dash ?? 0}></i>${series.length > 1 || each.label ? `${each.label ?? each.name} ` : ""}<span class="num" data-series=${at}></span></span>`)}
       ${beyond && html`<span class="dim" title="c shows them">${beyond}</span>`}
     </figcaption>
     <div ref=${host} style=${{ height: `${height}px` }}></div>
