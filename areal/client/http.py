@@ -276,12 +276,10 @@ def _turn_delta(data: Mapping[str, Any]) -> TurnDelta | None:
     match data.get("type"):
         case "response.output_text.delta":
             return TurnDelta(data["delta"])
-        case "response.output_item.done":
-            item = data["item"]
-            if item["type"] == "function_call":
-                return TurnDelta(name=item["name"], arguments=item["arguments"])
-            if item["type"] == "function_call_output":
-                return TurnDelta(result=item["output"])
+        case "response.mcp_call_arguments.done":
+            return TurnDelta(name=data["name"], arguments=data["arguments"])
+        case "response.output_item.done" if data["item"]["type"] == "mcp_call":
+            return TurnDelta(result=data["item"]["output"])
         case "response.failed":
             raise _error(data["response"].get("error") or {}, 0)
         case "error":

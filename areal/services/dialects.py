@@ -264,7 +264,13 @@ def chat_delta(piece: Piece) -> dict[str, object] | None:
 # numbered from 0. https://platform.openai.com/docs/api-reference/responses-streaming
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-_ID_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "custom_tool_call": "ctc_"}
+_ID_PREFIXES = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "custom_tool_call": "ctc_",
+    "mcp_call": "mcp_",
+}
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def test_turn_is_answered_and_session_continues(client: AgentClient) -> None:
 def test_response_contains_tool_calls_and_results(client: AgentClient) -> None:
     response = client.start_session().respond("weather")
     kinds = [item["type"] for item in response["output"]]
-    assert kinds == ["message", "function_call", "function_call_output", "message"]
+    assert kinds == ["message", "mcp_call", "message"]
     assert response["output"][1]["name"] == "weather"
 
 

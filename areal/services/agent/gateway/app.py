@@ -31,9 +31,6 @@ from areal.services.agent.gateway.turns import Event, TurnCall, TurnDispatcher, 
 from areal.services.agent.own_stream import OwnStreamText
 from areal.services.dialects import (
     DONE,
-    CallArguments,
-    CallEnd,
-    CallStart,
     Content,
     ResponsesWriter,
     joined_text,
@@ -191,7 +188,7 @@ class TurnAnswer(ABC):
     def __init__(self, request: Request, body: TurnBody, key: str, service: str) -> None:
         self._request = request
         self._body = body
-        self._model = body.model or service
+        self._service, self._model = service, body.model or service
         self._headers = {SESSION_KEY_HEADER: key} | ({IGNORED: ", ".join(body.ignored)} if body.ignored else {})
         self._out = StreamingResponse(headers={**EVENT_STREAM, **self._headers})
         self._own = OwnStreamText()
@@ -219,23 +216,46 @@ class TurnAnswer(ABC):
 
 
 class _TurnWriter(ResponsesWriter):
-    """A ResponsesWriter with the results of tool calls."""
+    """A ResponsesWriter with calls that are not for the client: the agent ran them. They have the form of tools that
+    OpenAI runs, ``mcp_call``, and ``label`` in place of an MCP server's."""
 
-    def output(self, call_id: str, text: str) -> bytes:
-        """Return the events of a tool call's result."""
-        done = self._done("completed")
-        item = {"id": f"fco_{self._id.removeprefix('resp_')}_{len(self._items)}", "type": "function_call_output"}
-        item |= {"status": "completed", "call_id": call_id, "output": text}
-        at = {"output_index": len(self._items), "item": item}
-        self._items.append(item)
-        return done + self._event("response.output_item.added", **at) + self._event("response.output_item.done", **at)
+    def __init__(self, answer_id: str, model: str, label: str, echoed: Mapping[str, object]) -> None:
+        super().__init__(answer_id, model, int(time.time()), echoed=echoed)
+        self._label = label
+        self._running: dict[str, int] = {}  # places of calls without a result, by the call's ID
+
+    def call(self, call_id: str, name: str, arguments: str) -> bytes:
+        """Return the events that begin a call."""
+        done, place = self._done("completed"), len(self._items)
+        item = {"id": self._item_id("mcp_call", place), "type": "mcp_call", "status": "in_progress"}
+        item |= {"server_label": self._label, "name": name, "arguments": "", "output": None, "error": None}
+        item |= {"approval_request_id": None}
+        at = {"item_id": item["id"], "output_index": place}
+        self._running[call_id] = place
+        self._items.append({**item, "arguments": arguments})
+        return (
+            done
+            + self._event("response.output_item.added", output_index=place, item=item)
+            + self._event("response.mcp_call.in_progress", **at)
+            + self._event("response.mcp_call_arguments.delta", **at, delta=arguments)
+            + self._event("response.mcp_call_arguments.done", **at, arguments=arguments, name=name)
+        )
+
+    def result(self, call_id: str, output: str | None) -> bytes:
+        """Return the events that end a call; without ``output``, it has no result."""
+        done, place = self._done("completed"), self._running.pop(call_id)
+        item = self._items[place]
+        item |= {"status": "incomplete" if output is None else "completed", "output": output}
+        if output is not None:
+            done += self._event("response.mcp_call.completed", item_id=item["id"], output_index=place)
+        return done + self._event("response.output_item.done", output_index=place, item=item)
 
     def completed(self, summary: str, metadata: Mapping[str, object]) -> tuple[bytes, dict[str, object]]:
         """Return the last events, and the whole response. ``summary`` is added as text unless the deltas already had
         it. ``metadata`` is the agent's; the response's field ``metadata`` repeats the request's."""
         sent = self._open is not None and self._open["type"] == "message" and "".join(self._text) == summary
         last = b"" if sent or not summary else self._done("completed") + self.pieces((Content(summary),))
-        done = last + self._done("completed")
+        done = last + self._done("completed") + b"".join(self.result(each, None) for each in list(self._running))
         response = self._response("completed", self._items, None, None) | {"agent_metadata": metadata}
         return done + self._event("response.completed", response=response), response
 
@@ -244,13 +264,12 @@ class ResponsesAnswer(TurnAnswer):
     """The answer as a response of the Responses API."""
 
     _writer: _TurnWriter
-    _calls = 0
 
     async def event(self, event: Event) -> None:
         match event["type"]:
             case "accepted":
                 answer_id = f"resp_{event['run_id'].removeprefix('run-')}"
-                self._writer = _TurnWriter(answer_id, self._model, int(time.time()), echoed=self._body.asked)
+                self._writer = _TurnWriter(answer_id, self._model, self._service, self._body.asked)
                 self._writer.whole_only = not self._body.stream
                 await self._write(self._writer.opening(0))
             case "delta":
@@ -258,13 +277,9 @@ class ResponsesAnswer(TurnAnswer):
             case "response" | "data":
                 await self._say(self._own.take(event))
             case "tool_call":
-                number = self._calls
-                self._calls += 1
-                start = CallStart(number, event["id"], event["name"])
-                pieces = (start, CallArguments(number, event["arguments"]), CallEnd(number))
-                await self._write(self._writer.pieces(pieces))
+                await self._write(self._writer.call(event["id"], event["name"], event["arguments"]))
             case "tool_result":
-                await self._write(self._writer.output(event["id"], event["result"]))
+                await self._write(self._writer.result(event["id"], event["result"]))
 
     async def _say(self, text: str) -> None:
         if text:

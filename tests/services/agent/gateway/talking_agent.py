@@ -1,5 +1,6 @@
-"""An agent that does what a message says: ``tools``, ``metadata``, ``fail``, ``lose``, ``stream``, ``json``, ``many``,
-``wait`` (until some turn says ``release``), ``block``; any other message is repeated word by word."""
+"""An agent that does what a message says: ``tools``, ``call`` (one without a result), ``metadata``, ``fail``, ``lose``,
+``stream``, ``json``, ``many``, ``wait`` (until some turn says ``release``), ``block``; any other message is repeated
+word by word."""
 
 from __future__ import annotations
 
@@ -27,6 +28,9 @@ class TalkingAgent:
                 for number in (1, 2):
                     await emitter.emit_tool_result("weather", f"sun {number}")
                 await emitter.emit_delta("Sunny.")
+            case "call":
+                await emitter.emit_tool_call("weather", {})
+                return AgentResponse(summary="I called.")
             case "metadata":
                 return AgentResponse(summary=json.dumps(request.metadata))
             case "fail":

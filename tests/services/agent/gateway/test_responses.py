@@ -37,7 +37,7 @@ def test_client_has_streamed_response(service: AgentService) -> None:
     kinds = [event.type for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"]
     assert kinds[-1] == "response.completed"
-    assert "response.content_part.added" in kinds and "response.function_call_arguments.done" in kinds
+    assert "response.content_part.added" in kinds and "response.mcp_call_arguments.done" in kinds
     [whole] = [event.response for event in events if event.type == "response.completed"]
     assert whole.output_text == "Sunny."
     done = [event.item for event in events if event.type == "response.output_item.done"]
@@ -77,18 +77,37 @@ def test_reply_reports_service_overhead(service: AgentService, path: str, stream
         assert int(answer.headers["x-areal-overhead-us"]) > 0
 
 
-def test_calls_and_results_are_items(service: AgentService) -> None:
+def test_calls_that_the_agent_made_are_finished_work(service: AgentService) -> None:
     output = service.respond("tools").json()["output"]
-    kinds = [item["type"] for item in output]
-    assert kinds == [*["function_call"] * 2, *["function_call_output"] * 2, "message"]
-    calls, results = output[:2], output[2:4]
-    assert [item["call_id"] for item in calls] == [item["call_id"] for item in results]
-    assert [(item["name"], json.loads(item["arguments"])["city"]) for item in calls] == [
-        ("weather", "Rome"),
-        ("weather", "Oslo"),
+    assert [item["type"] for item in output] == [*["mcp_call"] * 2, "message"]
+    calls = output[:2]
+    assert [(item["server_label"], item["name"], json.loads(item["arguments"])["city"]) for item in calls] == [
+        ("helper", "weather", "Rome"),
+        ("helper", "weather", "Oslo"),
     ]
-    assert [item["output"] for item in results] == ["sun 1", "sun 2"]
-    assert len({item["id"] for item in output}) == 5
+    assert [(item["output"], item["status"]) for item in calls] == [("sun 1", "completed"), ("sun 2", "completed")]
+    assert len({item["id"] for item in output}) == 3
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_agents_sdk_runs_no_call_of_the_agent(service: AgentService, streamed: bool) -> None:
+    agents, openai = pytest.importorskip("agents"), pytest.importorskip("openai")
+    agents.set_tracing_disabled(True)
+    speaks = openai.AsyncOpenAI(base_url=f"{service.gateway.url}/v1", api_key=service.key, max_retries=0)
+    caller = agents.Agent(name="caller", model=agents.OpenAIResponsesModel(model="helper", openai_client=speaks))
+    if streamed:
+        result = agents.Runner.run_streamed(caller, "tools")
+        assert [event async for event in result.stream_events()]
+    else:
+        result = await agents.Runner.run(caller, "tools")
+    assert result.final_output == "Sunny."
+    again = [*result.to_input_list(), {"role": "user", "content": "again"}]
+    assert (await agents.Runner.run(caller, again)).final_output == "You said: again"
+
+
+def test_call_without_result_is_incomplete(service: AgentService) -> None:
+    call, text = service.respond("call").json()["output"]
+    assert (call["type"], call["status"], call["output"], text["type"]) == ("mcp_call", "incomplete", None, "message")
 
 
 def test_first_delta_arrives_before_end(service: AgentService) -> None:
