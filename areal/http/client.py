@@ -322,7 +322,8 @@ class Connection(asyncio.Protocol):
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > _MOST_HEADER_BYTES:
             raise HttpParserError("the answer's header is too large")
-        add_field(self._raw, name, value)
+        if not self._has_head:  # otherwise it is a trailer
+            add_field(self._raw, name, value)
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

@@ -89,8 +89,9 @@ class RequestReader:
         self._upgrade = self._raw.get(b"upgrade", b"")
         fields = [(name, value) for name, value in self._raw.items() if name not in (b"upgrade", b"connection")]
         lines = [b"%b: %b" % field for field in fields] + [b"Connection: close", b"", b""]
+        begin = b"%b %b HTTP/%b" % (method, self._target, self._parser.get_http_version().encode())
         self._parser = httptools.HttpRequestParser(self)
-        self._parser.feed_data(b"\r\n".join([b"%b %b HTTP/1.1" % (method, self._target), *lines]) + rest)
+        self._parser.feed_data(b"\r\n".join([begin, *lines]) + rest)
 
     # Called by the parser.
 
@@ -119,6 +120,7 @@ class RequestReader:
         self.in_head = False
         if not self._parser.should_upgrade():
             request = self._read_head()
+            self._raw = {}  # of a chunked body's trailers, which are no headers
             self._connection.begun(request)
             self.incoming = request
 
@@ -140,6 +142,8 @@ class RequestReader:
             self.stop(ApiError(400, "a request needs a Host header", code="invalid_http"))
         if raw.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
             self.stop(ApiError(400, "Transfer-Encoding supports only chunked", code="invalid_http"))
+        if b"transfer-encoding" in raw and version == "1.0":
+            self.stop(ApiError(400, "HTTP/1.0 has no Transfer-Encoding", code="invalid_http"))
         if not target.startswith(b"/"):
             target = _origin_form(target)
         method, path = parser.get_method().decode(), target.decode("utf-8", "backslashreplace")

@@ -32,7 +32,14 @@ from areal.errors import FieldName, Wording
 from areal.files import parse_json, replace_file, stamp
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_field, bad_request
-from areal.services.http.messages import AnyResponse, Request, Response, read_body, read_object
+from areal.services.http.messages import (
+    AnyResponse,
+    Request,
+    Response,
+    read_body,
+    read_object,
+    refuse_idempotency_key,
+)
 from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import uninterrupted
 from areal.services.inference.data_proxy.engine_watch import EngineWatch, PauseState
@@ -388,6 +395,8 @@ class EngineControl:
     async def set_version(self, request: Request) -> Response:
         """Set the weight version, which only grows unless ``force`` sets it back."""
         wanted = await read_body(request, SetVersion, _BODY_BYTES)
+        if wanted.force:
+            refuse_idempotency_key(request, "a late repetition with force would set the version back again")
         async with self.exclusively():
             if conflict := wanted.conflict(await self._engine.version(), "the engine"):
                 raise ApiError(409, conflict, code="version_not_growing", param="version")

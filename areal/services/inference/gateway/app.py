@@ -15,7 +15,14 @@ from areal.dataclasses import dataclass, field, replace
 from areal.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.auth import Access, presented_key
 from areal.services.http.errors import ApiError, bad_field
-from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_body
+from areal.services.http.messages import (
+    AnyResponse,
+    Request,
+    Response,
+    decode_object,
+    read_body,
+    refuse_idempotency_key,
+)
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Handler, Service, json_response, to_response
 from areal.services.http.tasks import uninterrupted
@@ -161,6 +168,8 @@ class WorkerControl:
     async def set_version(self, request: Request) -> Response:
         """Set the version at the workers. Without ``force``, refuse if any worker has a newer version."""
         wanted = await read_body(request, SetVersion, _BODY_BYTES)
+        if wanted.force:
+            refuse_idempotency_key(request, "a late repetition with force would set the version back again")
         workers = await self._workers(request.match_info["worker_id"])
         if not wanted.force:
             for result in await self._call_all("GET", "/get_version", workers, b""):

@@ -25,6 +25,16 @@ async def test_body_of_any_framing_is_read() -> None:
         assert (await fixture.ask(get())).body == b""
 
 
+async def test_trailers_are_no_headers() -> None:
+    async def names(request: Request) -> AnyResponse:
+        await request.read(100)
+        return Response(200, " ".join(request.headers).encode())
+
+    async with serving(names) as fixture:
+        trailers = b"0\r\nAuthorization: Bearer x\r\nIdempotency-Key: a\r\n\r\n"
+        assert (await fixture.ask(CHUNKED + b"2\r\nhe\r\n" + trailers)).body == b"host transfer-encoding"
+
+
 async def test_request_sent_byte_by_byte_is_read() -> None:
     async with serving(echo) as fixture, fixture.caller() as caller:
         for byte in post(b"hello", "x-a: b", path="/deep?x=1"):
@@ -143,6 +153,7 @@ async def test_target_is_split_and_the_query_decoded(given: str) -> None:
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, x\r\n\r\n", 400),
         (CHUNKED.replace(b"chunked", b"gzip, chunked") + b"2\r\n{}\r\n0\r\n\r\n", 400),
+        (CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"2\r\n{}\r\n0\r\n\r\n", 400),
         (CHUNKED + b"zz\r\n", 400),
         (CHUNKED + b"2\r\nheyo", 400),
     ],
@@ -245,6 +256,12 @@ async def test_upgrade_is_ignored() -> None:
         answer = await caller.answer()
         assert answer.status == 200 and answer.headers["connection"] == "close"
         assert await caller.ended()
+
+
+async def test_upgrade_of_http_1_0_is_answered_so() -> None:
+    async with serving(echo) as fixture, fixture.caller() as caller:
+        await caller.say(CHUNKED.replace(b"1.1", b"1.0").replace(b"\r\n\r\n", b"\r\nUpgrade: h2c\r\n\r\n"))
+        assert (await caller.answer()).status == 400
 
 
 @pytest.mark.parametrize("cut", [0, 2, 5])

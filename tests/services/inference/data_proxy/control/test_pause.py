@@ -185,6 +185,10 @@ def test_version_only_grows_unless_it_is_forced(service: EmbeddedService) -> Non
         answer = process.call("POST", path, {"version": 4}, key=service.processes.key)
         assert (answer.status, answer.json()["error"]["code"]) == (409, "version_not_growing")
     assert service.ask("POST", "/set_version/all", {"version": 0, "force": "yes"}).status == 400
+    for process, path in ((service.gateway, "/set_version/all"), (service.proxy, "/set_version")):
+        forced, named = {"version": 0, "force": True}, {"Idempotency-Key": "k"}
+        answer = process.call("POST", path, forced, key=service.processes.key, headers=named)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "Idempotency-Key")
     assert service.ask("GET", "/get_version/all").json()["version"] == 5
     assert service.ask("POST", "/set_version/all", {"version": 0, "force": True}).status == 200
     assert service.ask("GET", "/get_version/all").json()["version"] == 0
