@@ -227,7 +227,7 @@ class _TurnWriter(ResponsesWriter):
     def call(self, call_id: str, name: str, arguments: str) -> bytes:
         """Return the events that begin a call."""
         done, place = self._done("completed"), len(self._items)
-        item = {"id": self._item_id("mcp_call", place), "type": "mcp_call", "status": "in_progress"}
+        item: dict[str, Any] = {"id": self._item_id("mcp_call", place), "type": "mcp_call", "status": "in_progress"}
         item |= {"server_label": self._label, "name": name, "arguments": "", "output": None, "error": None}
         item |= {"approval_request_id": None}
         at = {"item_id": item["id"], "output_index": place}
