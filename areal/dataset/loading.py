@@ -42,13 +42,16 @@ _PICTURES = ("images", "image", "videos", "video", "audio")
 _TEXT_ALONE = "here prompts are text; images are seen by areal.workflow.vision_rlvr:VisionRLVRWorkflow, of type rl"
 _KWARGS = "chat_template_kwargs"
 _UNREAD = {  # columns of other trainers without which a row would be learned differently: what to do with them
-    "history": "put its turns into messages",
     "completion_mask": "name it loss_mask",
     "assistant_masks": "name it loss_mask",
     "position_ids": "a row is one sequence",
     "seq_lengths": "a row is one sequence",
     "prompt_ids": "chosen_ids and rejected_ids begin with the prompt, of prompt_length tokens",
     "margin": "a preference has no margin",
+}
+_UNREAD_BESIDE_QUESTIONS = {  # the same in rows that are no conversations
+    "history": "put its turns into messages",
+    **dict.fromkeys(("context", "passage", "choices", "options"), "put it into the question"),
 }
 _IGNORE_INDEX = -100  # the label of a token that is not learned, as in torch
 BOXED = "\nPlease put your final answer within \\boxed{}."
@@ -131,10 +134,10 @@ def _formatted(
 
 def _check_columns(row: Row) -> None:
     """Raise ValueError for a column that changes what other trainers learn from the row, and is not read here."""
-    for name, advice in _UNREAD.items():
-        if row.get(name) and (name != "history" or "messages" not in row):
-            raise ValueError(f"{name} is not read: {advice}")
     turns = next((row[name] for name in ("messages", "prompt", "chosen") if _is_conversation(row.get(name))), None)
+    for name, advice in {**_UNREAD, **(_UNREAD_BESIDE_QUESTIONS if turns is None else {})}.items():
+        if row.get(name):
+            raise ValueError(f"{name} is not read: {advice}")
     for name in ("system", "system_prompt"):
         if row.get(name) and (turns is None or turns[0]["role"] not in ("system", "developer")):
             raise ValueError(f"{name} is not read: make it the first of the messages, with the role system")
@@ -221,7 +224,7 @@ def _supervised(row: Row, tokenizer: Any, train_on: TrainOn) -> Row:
         if answer is None:
             raise KeyError(" or ".join(_ANSWERS))
         turns = answer if _is_conversation(answer) else [{"role": "assistant", "content": _text("answer", answer)}]
-        return _conversation(row, [*prompt, *turns], tokenizer, train_on)
+        return _conversation(row, _following(prompt, turns), tokenizer, train_on)
     _refuse_templating(row)
     question, answer = _question(row)[0], _first(row, _SFT_TARGETS)
     before = list(tokenizer.encode(question))
@@ -274,12 +277,18 @@ def _pair(row: Row, tokenizer: Any) -> Row:
     turns = list(first) if isinstance(first, list) else []  # without a prompt, both sides are whole conversations
     if not turns and all(_is_conversation(side) and side[0]["role"] == "assistant" for side in sides):
         turns = [{"role": "user", "content": _question(row)[0]}]
-    chosen, rejected = ([*turns, *side] for side in sides)
+    chosen, rejected = (_following(turns, side) for side in sides)
     if normalise(chosen, None).messages[:-1] != normalise(rejected, None).messages[:-1]:
         raise ValueError("chosen and rejected must be the same but for their last message")
     learned = [_learned(row, messages, tokenizer) for messages in (chosen, rejected)]
     lengths = {"prompt_length": min(side.prompt_length for side in learned)}
     return {"chosen_ids": learned[0].learned_ids, "rejected_ids": learned[1].learned_ids, **lengths}
+
+
+def _following(prompt: list[Any], answer: list[Any]) -> list[Any]:
+    """Return a conversation. The answer may be a whole one, which begins with the prompt."""
+    is_whole = prompt and normalise(answer).messages[: len(prompt)] == normalise(prompt).messages
+    return answer if is_whole else [*prompt, *answer]
 
 
 def _is_conversation(value: object) -> bool:

@@ -184,6 +184,8 @@ def test_messages_of_weight_zero_are_not_learned(tmp_path: Path, tokenizers: Any
         ({"messages": [USER, RAIN], "system": "Be brief."}, "system is not read"),
         ({"system_prompt": "Be brief.", "question": "Weather?", "response": "Rain."}, "system_prompt is not read"),
         ({"instruction": "Weather?", "output": "Rain.", "history": [["Hi", "Hello"]]}, "history is not read"),
+        ({"instruction": "Who?", "context": "Ada wrote it.", "response": "Ada"}, "context is not read"),
+        ({"question": "Which?", "choices": ["a", "b"], "answer": 1}, "choices is not read: put it into the question"),
         ({"messages": [USER, RAIN], "kto_tag": False}, "kto_tag is false"),
         ({"prompt": [USER], "completion": [RAIN], "label": False}, "label is false"),
         ({"prompt": "Weather?", "completion": "Rain.", "tools": [WEATHER]}, "tools have no effect"),
@@ -216,6 +218,7 @@ def test_rows_that_other_trainers_learn_differently_are_refused(
             "history": [["a", "b"]],
         },
         {"messages": None, "prompt": [USER], "completion": [RAIN], "label": True, "system": "", "history": []},
+        {"prompt": [USER], "completion": [USER, RAIN], "context": "x"},
         {"messages": [{**USER, "train": False, "loss": False}, {**RAIN, "train_detail": []}], "label": False},
     ],
 )
@@ -250,6 +253,18 @@ def test_text_prompt_of_pairs_of_messages_is_a_question(tmp_path: Path, tokenize
     assert first == second and USER["content"] in tokenizer.decode(first["chosen_ids"][: first["prompt_length"]])
     with pytest.raises(BadData, match="has no question or prompt"):
         get_custom_dataset(path=str(lines(tmp_path / "p.jsonl", [pair])), type="dpo", tokenizer=tokenizer)
+
+
+def test_prompt_that_pairs_repeat_stands_once(tmp_path: Path, tokenizers: Any) -> None:
+    sides = {"chosen": [USER, RAIN], "rejected": [USER, {**RAIN, "content": "Snow."}]}
+    rows = [
+        sides,
+        {"prompt": [{**USER, "name": None}], **sides},
+        {"prompt": [USER], **{name: side[1:] for name, side in sides.items()}},
+    ]
+    file = str(lines(tmp_path / "p.jsonl", rows))
+    first, second, third = get_custom_dataset(path=file, type="dpo", tokenizer=tokenizers("qwen2_5"))
+    assert first == second == third
 
 
 def test_user_turns_and_default_system_prompt_are_not_learned(tmp_path: Path, tokenizers: Any) -> None:
