@@ -176,6 +176,7 @@ def _advantages(draft: Draft) -> None:
             "attn_impl": actor["attn_impl"],
             "gradient_checkpointing": values["actor.gradient_checkpointing_enable"],
             "eps_clip": values["critic.value_clip"],
+            "ppo_epochs": actor["ppo_epochs"],
             "ppo_n_minibatches": actor.get("ppo_n_minibatches", 1),
             "optimizer": {**optimizer, "lr_scheduler_type": schedule or "constant"},
         },

@@ -167,7 +167,12 @@ def convert(source: Framework, given: Mapping[str, object]) -> Draft:
     value cannot be used, which is refused."""
     entries, targets, unusable = [], dict[str, object](), set[str]()
     older = {name: key for key in given if key in source.aliases for name in source.aliases[key].split()}
-    given = {name: value for key, value in given.items() for name in source.aliases.get(key, key).split()}
+    named: dict[str, object] = {}
+    for key, value in given.items():
+        for name in source.aliases.get(key, key).split():
+            if value is not None or name not in named:  # null under one name leaves what another one says
+                named[name] = value
+    given = named
     values = {**source.defaults, **given}
     for key, value in values.items():
         rule = source.rule(key, values)
@@ -195,6 +200,9 @@ def convert(source: Framework, given: Mapping[str, object]) -> Draft:
     for target, value in targets.items():
         draft.set(target, value)
     source.finish(draft)
+    for model in (draft.config.get(name, {}) for name in ("actor", "critic")):
+        if "optimizer" in model:  # no framework warms up unless it is told to; ours does for a thousandth of the steps
+            model["optimizer"].setdefault("warmup_steps_proportion", 0.0)
     if draft.config.get("total_train_steps") is not None:
         draft.config.pop("total_train_epochs", None)
         for each in [each for each in draft.entries if each.target == "total_train_epochs"]:

@@ -273,6 +273,9 @@ def _grpo(draft: Draft) -> None:
         draft.mark("loss_type", Fate.REFUSED, f"{loss} is not here; {', '.join(_AGGREGATED)} are")
     else:
         draft.set("actor.loss_agg_mode", _AGGREGATED[loss])
+    if loss == "bnpo" and _rows_of_update(draft) > draft.number("per_device_train_batch_size"):
+        note = "the mean is over the tokens of an update, not of each forward pass"
+        draft.mark("loss_type", Fate.LOSSY, note, "actor.loss_agg_mode")
     if loss == "sapo":
         draft.set("actor.use_sapo_loss", True)
         for name in ("pos", "neg"):

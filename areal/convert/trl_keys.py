@@ -150,7 +150,7 @@ _COMMON: Mapping[str, Rule] = {
     "save_only_model": ignored("a job can always be resumed"),
     "load_best_model_at_end": lossy("the last weights are those that the run ends with", False),
     **alike(ignored("it is of load_best_model_at_end"), "metric_for_best_model greater_is_better"),
-    "resume_from_checkpoint": ignored("a job resumes from its own checkpoint"),
+    "resume_from_checkpoint": lossy("a job resumes from its own checkpoint", False, True),
     "output_dir": joint("experiment_name"),
     "run_name": joint("trial_name"),
     "report_to": joint("stats_logger"),

@@ -1,13 +1,12 @@
 """verl: Hydra configurations of ``verl.trainer.main_ppo`` and of its asynchronous relatives, as a YAML file or as the
 command of a script.
 
-Names and defaults are those of verl's configuration of January 2026. verl trains and samples on the same GPUs in turn;
-here they are divided, half to serve and half to train. verl is synchronous: ``max_head_offpolicyness`` is 0.
+Names and defaults are those of verl's configuration of January and August 2026. verl trains and samples on the same
+GPUs in turn; here they are divided, half to serve and half to train. verl is synchronous: ``max_head_offpolicyness``
+is 0.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from areal.convert.finishing import (
     adam,
@@ -25,338 +24,9 @@ from areal.convert.finishing import (
     warm_up,
     write_rewards,
 )
-from areal.convert.rules import (
-    KLS,
-    NO_CODE,
-    PACKED,
-    REPORT,
-    SPEED,
-    Draft,
-    Fate,
-    Framework,
-    Rule,
-    alike,
-    choice,
-    files,
-    ignored,
-    joint,
-    lossy,
-    number,
-    optional,
-    period,
-    refused,
-    to,
-    whole,
-)
-from areal.convert.verl_sft import COMMON, megatron_backend, optimizer_rules, parallel_rules
-
-ACTOR, ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-
-_PICTURES = ignored("rows with images or videos are refused when they are read")
-_CORRECTION = lossy("set actor.rejection_sampling")
-_VALIDATION: Mapping[str, Rule] = {
-    f"{ROLLOUT}.val_kwargs.n": to("eval_gconfig.n_samples"),
-    f"{ROLLOUT}.val_kwargs.temperature": to("eval_gconfig.temperature"),
-    f"{ROLLOUT}.val_kwargs.top_p": to("eval_gconfig.top_p"),
-    f"{ROLLOUT}.val_kwargs.top_k": to("eval_gconfig.top_k", period),
-    f"{ROLLOUT}.val_kwargs.do_sample": ignored("verl's engines go by the temperature alone"),
-}
-
-RULES: Mapping[str, Rule] = {
-    **COMMON,
-    **optimizer_rules(f"{ACTOR}.optim"),
-    # data
-    "data.val_files": to("valid_dataset.path", files),
-    **alike(ignored("all rows are evaluated"), "data.val_batch_size data.validation_shuffle"),
-    "data.max_prompt_length": to("train_dataset.max_length", whole(1), note="longer prompts are left out"),
-    "data.max_response_length": to("gconfig.max_new_tokens", whole(1)),
-    "data.filter_overlong_prompts": ignored("longer prompts are left out always"),
-    **alike(SPEED, "data.filter_overlong_prompts_workers data.dataloader_num_workers"),
-    "data.truncation": lossy("longer prompts are left out, not cut", "error"),
-    "data.reward_fn_key": refused("the scorer is chosen by the column `data_source`", "data_source"),
-    "data.shuffle": to("train_dataset.shuffle"),
-    "data.seed": to("seed"),
-    "data.return_raw_chat": ignored("prompts are conversations always"),
-    **alike(_PICTURES, "data.image_key data.video_key data.image_patch_size data.return_multi_modal_inputs"),
-    **alike(REPORT, "data.return_raw_input_ids data.return_full_prompt"),
-    "data.apply_chat_template_kwargs.*": joint("train_dataset.chat_template_kwargs"),
-    "data.custom_cls.*": refused("write the rows to a file"),
-    **alike(refused("rows are sampled at random, or in order"), "data.sampler.class_path data.sampler.class_name"),
-    "data.gen_batch_size": ignored("prompts are sampled until the batch is full"),
-    "data.trust_remote_code": NO_CODE,
-    # the model
-    f"{_MODEL}.path": to("actor.path"),
-    f"{_MODEL}.enable_gradient_checkpointing": to("actor.gradient_checkpointing"),
-    f"{_MODEL}.use_remove_padding": PACKED,
-    f"{_MODEL}.lora_rank": joint("actor.use_lora, actor.lora_rank", whole(0)),
-    f"{_MODEL}.lora_alpha": joint("actor.lora_alpha", whole(0)),
-    f"{_MODEL}.target_modules": joint("actor.target_modules"),
-    f"{_MODEL}.use_fused_kernels": SPEED,
-    f"{_MODEL}.use_liger": SPEED,
-    f"{_MODEL}.use_shm": SPEED,
-    f"{_MODEL}.enable_activation_offload": SPEED,
-    f"{_MODEL}.trust_remote_code": NO_CODE,
-    **alike(refused("change the model's config.json", {}), "override_config override_config.model_config", _MODEL),
-    f"{_MODEL}.override_config.moe_config.freeze_moe_router": refused("the router is trained", False),
-    f"{_MODEL}.override_config.*": refused("change the model's config.json"),
-    f"{_MODEL}.fused_kernel_options.*": SPEED,
-    f"{_MODEL}.tiled_mlp.*": SPEED,
-    f"{_MODEL}.mtp.enable": refused("there is no multi-token prediction", False),
-    f"{_MODEL}.mtp.*": refused("there is no multi-token prediction"),
-    f"{_MODEL}.lora.rank": refused("the megatron engine trains all weights", 0),
-    f"{_MODEL}.lora.*": refused("the megatron engine trains all weights"),
-    f"{_MODEL}.lora_adapter_path": refused("an adapter begins anew"),
-    f"{_MODEL}.exclude_modules": refused("name the modules that have adapters"),
-    f"{_MODEL}.torch_dtype": ignored("master weights are float32"),
-    # the policy
-    f"{ACTOR}.strategy": joint("actor.backend", choice(fsdp="fsdp", fsdp2="fsdp", megatron="megatron")),
-    f"{ACTOR}.ppo_mini_batch_size": joint("actor.ppo_n_minibatches", whole(1)),
-    f"{ACTOR}.ppo_epochs": to("actor.ppo_epochs", whole(1)),
-    **alike(
-        SPEED,
-        "ppo_micro_batch_size ppo_micro_batch_size_per_gpu sum_pi_squared_checkpointing use_prefix_grouper "
-        "use_fused_kernels use_torch_compile entropy_checkpointing entropy_from_logits_with_chunking "
-        "fsdp_config.* megatron.override_transformer_config.* megatron.virtual_pipeline_model_parallel_size "
-        "megatron.*",
-        ACTOR,
-    ),
-    **alike(
-        lossy("the loss has no term of the router", 0),
-        "moe_aux_loss_coeff moe_z_loss_coeff",
-        f"{ACTOR}.megatron.override_transformer_config",
-    ),
-    f"{ACTOR}.use_dynamic_bsz": joint("actor.mb_spec"),
-    f"{ACTOR}.ppo_max_token_len_per_gpu": joint("actor.mb_spec", whole(1)),
-    f"{ACTOR}.load_weight": refused("set actor.init_from_scratch", True),
-    f"{ACTOR}.grad_clip": to("actor.optimizer.gradient_clipping"),
-    **alike(joint("actor.kl_loss_coef"), "use_kl_loss kl_loss_coef", ACTOR),
-    f"{ACTOR}.kl_loss_type": to("actor.kl_loss_type", KLS),
-    f"{ACTOR}.entropy_coeff": to("actor.entropy_coeff"),
-    f"{ACTOR}.clip_ratio": joint("actor.eps_clip"),
-    f"{ACTOR}.clip_ratio_low": joint("actor.eps_clip", neutral=(None,)),
-    f"{ACTOR}.clip_ratio_high": joint("actor.eps_clip_higher", neutral=(None,)),
-    f"{ACTOR}.clip_ratio_c": to("actor.c_clip"),
-    f"{ACTOR}.loss_agg_mode": to(
-        "actor.loss_agg_mode",
-        choice(
-            **{
-                name: name
-                for name in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
-            }
-        ),
-    ),
-    f"{ACTOR}.policy_loss.loss_mode": to("actor.importance_sampling_level", choice(vanilla="token", gspo="sequence")),
-    f"{ACTOR}.loss_scale_factor": to("actor.loss_scale_factor", whole(1), neutral=(None,)),
-    **alike(ignored("it is of another loss_mode"), "policy_loss.* tau_pos tau_neg", ACTOR),
-    f"{ACTOR}.rollout_n": ignored("it is rollout.n"),
-    f"{ACTOR}.freeze_vision_tower": refused("models are text models", False),
-    **alike(REPORT, "calculate_entropy calculate_sum_pi_squared profiler.*", ACTOR),
-    f"{ACTOR}.use_remove_padding": PACKED,
-    f"{ACTOR}.shuffle": lossy("a step's rows are divided by their length", False),
-    f"{ACTOR}.data_loader_seed": ignored("it is of `shuffle`"),
-    f"{ACTOR}.router_replay.mode": refused("experts are routed anew in training", "disabled"),
-    f"{ACTOR}.router_replay.*": ignored("it is of router_replay.mode"),
-    f"{ACTOR}.ulysses_sequence_parallel_size": lossy("rows are not split over GPUs; set actor.mb_spec", 1),
-    f"{ACTOR}.fsdp_config.model_dtype": ignored("master weights are float32"),
-    f"{ACTOR}.fsdp_config.dtype": to(
-        "actor.dtype", choice(fp32="float32", float32="float32", bfloat16="bfloat16", bf16="bfloat16")
-    ),
-    **parallel_rules(f"{ACTOR}.megatron"),
-    f"{ACTOR}.megatron.expert_tensor_parallel_size": lossy("experts use the tensor ranks", 1),
-    f"{ACTOR}.checkpoint.*": ignored("a checkpoint has all that a resumed run needs"),
-    # the reference
-    "actor_rollout_ref.ref.model.path": to("ref.path"),
-    **alike(
-        SPEED,
-        "fsdp_config.* megatron.* profiler.* router_replay.* strategy log_prob_micro_batch_size micro_batch_size "
-        "log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu param_offload "
-        "ulysses_sequence_parallel_size use_torch_compile rollout_n load_weight entropy_checkpointing "
-        "entropy_from_logits_with_chunking",
-        "actor_rollout_ref.ref",
-    ),
-    "actor_rollout_ref.nccl_timeout": SPEED,
-    "actor_rollout_ref.hybrid_engine": ignored("the GPUs are divided"),
-    # sampling and the engine
-    f"{ROLLOUT}.name": joint("Model backend", choice(vllm="vllm", sglang="sglang")),
-    f"{ROLLOUT}.mode": ignored("engines are servers always"),
-    f"{ROLLOUT}.n": to("gconfig.n_samples", whole(1)),
-    f"{ROLLOUT}.temperature": to("gconfig.temperature"),
-    f"{ROLLOUT}.top_p": to("gconfig.top_p"),
-    f"{ROLLOUT}.top_k": to("gconfig.top_k", period),
-    **_VALIDATION,
-    f"{ROLLOUT}.tensor_model_parallel_size": joint("Model backend", whole(1)),
-    f"{ROLLOUT}.data_parallel_size": ignored("the GPUs that serve are divided by the tensor parallel size"),
-    **alike(joint("Model engineArgs"), "gpu_memory_utilization max_model_len max_num_seqs enforce_eager", ROLLOUT),
-    f"{ROLLOUT}.prompt_length": ignored("the data set's max_length holds"),
-    f"{ROLLOUT}.response_length": to("gconfig.max_new_tokens", whole(1)),
-    f"{ROLLOUT}.ignore_eos": to("gconfig.ignore_eos"),
-    f"{ROLLOUT}.calculate_log_probs": ignored("log-probabilities are recorded always"),
-    f"{ROLLOUT}.multi_turn.enable": refused("an agent is a workflow here: docs/agents.md", False),
-    **alike(refused("an agent is a workflow here: docs/agents.md"), "multi_turn.* agent.*", ROLLOUT),
-    **alike(
-        SPEED,
-        "agent.num_workers dtype free_cache_engine cudagraph_capture_sizes expert_parallel_size engine_kwargs.* "
-        "pipeline_model_parallel_size max_num_batched_tokens enable_chunked_prefill enable_prefix_caching swap_space "
-        "scheduling_policy load_format log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu micro_batch_size "
-        "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu multi_stage_wake_up checkpoint_engine.* "
-        "update_weights_bucket_megabytes skip_dump_dir skip_tokenizer_init layered_summon limit_images mtp server.* "
-        "enable_sleep_mode layer_name_map.* sglang_rollout_mode",
-        ROLLOUT,
-    ),
-    **alike(REPORT, "disable_log_stats prometheus.* profiler.* trace.*", ROLLOUT),
-    f"{ROLLOUT}.do_sample": ignored("verl's engines go by the temperature alone"),
-    f"{ROLLOUT}.logprobs_mode": lossy("log-probabilities are those of the sampled tokens", "processed_logprobs"),
-    f"{ROLLOUT}.use_fire_sampling": refused("all tokens are sampled at one temperature", False),
-    f"{ROLLOUT}.quantization_config_file": ignored("it is of `quantization`"),
-    f"{ROLLOUT}.agent.default_agent_loop": refused("an agent is a workflow here: docs/agents.md", "single_turn_agent"),
-    f"{ROLLOUT}.over_sample_rate": lossy("every sample of a group is waited for", 0),
-    f"{ROLLOUT}.enable_rollout_routing_replay": lossy("experts are routed anew in training", False),
-    f"{ROLLOUT}.quantization": lossy("set engineArgs of the Model"),
-    f"{ROLLOUT}.skip_rollout": refused("answers are sampled always", False),
-    # the algorithm
-    "algorithm.adv_estimator": joint("trainer.type, actor.reward_norm"),
-    "algorithm.norm_adv_by_std_in_grpo": joint("actor.reward_norm"),
-    "algorithm.gamma": joint("actor.discount"),
-    "algorithm.lam": joint("actor.gae_lambda"),
-    **alike(joint("actor.kl_ctl"), "algorithm.use_kl_in_reward algorithm.kl_ctrl.kl_coef"),
-    "algorithm.kl_ctrl.type": joint("actor.kl_target", choice(fixed="fixed", adaptive="adaptive")),
-    "algorithm.kl_ctrl.target_kl": joint("actor.kl_target"),
-    "algorithm.kl_ctrl.horizon": joint("actor.kl_horizon", whole(1)),
-    "algorithm.kl_penalty": to("actor.kl_estimator", KLS),
-    "algorithm.filter_groups.enable": to("actor.dynamic_sampling"),
-    "algorithm.filter_groups.metric": ignored("groups are filtered by their rewards"),
-    "algorithm.filter_groups.max_num_gen_batches": ignored("prompts are sampled until the batch is full"),
-    "algorithm.rollout_correction.bypass_mode": joint("actor.recompute_logprob"),
-    "algorithm.rollout_correction.rollout_is": joint(
-        "actor.rejection_sampling", choice(token="token", sequence="sequence"), neutral=(None,)
-    ),
-    "algorithm.rollout_correction.rollout_is_threshold": joint("actor.rejection_sampling", number),
-    "algorithm.rollout_correction.rollout_is_batch_normalize": lossy("weights are not normalized", False),
-    "algorithm.rollout_correction.loss_type": refused("the loss is that of PPO", "ppo_clip"),
-    "algorithm.rollout_correction.rollout_rs": _CORRECTION,
-    "algorithm.rollout_correction.rollout_token_veto_threshold": _CORRECTION,
-    "algorithm.rollout_correction.*": _CORRECTION,
-    "algorithm.use_pf_ppo": refused("there is no PF-PPO", False),
-    "algorithm.pf_ppo.*": refused("there is no PF-PPO"),
-    # the critic
-    **optimizer_rules("critic.optim", "critic.optimizer"),
-    "critic.model.path": to("critic.path"),
-    "critic.model.enable_gradient_checkpointing": to("critic.gradient_checkpointing"),
-    "critic.model.trust_remote_code": NO_CODE,
-    "critic.model.lora_rank": refused("a critic is trained whole", 0),
-    "critic.grad_clip": to("critic.optimizer.gradient_clipping"),
-    "critic.cliprange_value": to("critic.eps_clip"),
-    "critic.ppo_epochs": to("critic.ppo_epochs", whole(1)),
-    "critic.ppo_mini_batch_size": joint("critic.ppo_n_minibatches", whole(1)),
-    "critic.loss_agg_mode": lossy("a critic's loss is the mean over tokens", "token-mean"),
-    "critic.shuffle": lossy("a step's rows are divided by their length", False),
-    "critic.enable": ignored("the estimator says whether there is a critic"),
-    **alike(
-        SPEED,
-        "strategy ppo_micro_batch_size ppo_micro_batch_size_per_gpu forward_micro_batch_size use_dynamic_bsz "
-        "forward_micro_batch_size_per_gpu ppo_max_token_len_per_gpu forward_max_token_len_per_gpu load_weight "
-        "ulysses_sequence_parallel_size rollout_n nccl_timeout megatron.* fsdp_config.* model.fsdp_config.* "
-        "model.use_remove_padding model.use_shm model.enable_activation_offload model.tiled_mlp.*",
-        "critic",
-    ),
-    "critic.model.tokenizer_path": ignored("the critic reads the policy's tokens"),
-    **alike(ignored("it is of lora_rank"), "lora_alpha target_modules", "critic.model"),
-    **alike(refused("change the model's config.json", {}), "override_config override_config.*", "critic.model"),
-    "critic.model.external_lib": NO_CODE,
-    "critic.data_loader_seed": ignored("it is of `shuffle`"),
-    "critic.checkpoint.*": ignored("a checkpoint has all that a resumed run needs"),
-    "critic.profiler.*": REPORT,
-    "critic.kl_ctrl.*": ignored("it is algorithm.kl_ctrl"),
-    # the reward
-    **alike(joint("reward.py"), "custom_reward_function.path custom_reward_function.name"),
-    "reward_model.enable": refused("a reward model does not score here; write a reward function", False),
-    **alike(joint("reward.py", choice(naive="naive", dapo="dapo")), "reward_manager.name reward_model.reward_manager"),
-    "reward_manager.source": refused("a reward is a function here", "register"),
-    "reward_manager.module.path": refused("a reward is a function here"),
-    "reward_manager.module.name": ignored("it is of module.path"),
-    "reward_model.reward_kwargs.overlong_buffer_cfg.enable": to("actor.overlong_reward_penalty"),
-    "reward_model.reward_kwargs.overlong_buffer_cfg.len": to("actor.overlong_tokens"),
-    "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor": to("actor.overlong_penalty_factor"),
-    **alike(REPORT, "reward_model.reward_kwargs.overlong_buffer_cfg.log reward_model.overlong_buffer.log"),
-    "reward_model.reward_kwargs.max_resp_len": ignored("it is gconfig.max_new_tokens"),
-    "reward_model.overlong_buffer.enable": to("actor.overlong_reward_penalty"),
-    "reward_model.overlong_buffer.len": to("actor.overlong_tokens"),
-    "reward_model.overlong_buffer.penalty_factor": to("actor.overlong_penalty_factor"),
-    "reward_model.sandbox_fusion.url": lossy("a reward that runs code calls its sandbox itself"),
-    "reward_model.*": ignored("no reward model scores"),
-    # the run
-    "trainer.total_epochs": to("total_train_epochs"),
-    "trainer.total_training_steps": to("total_train_steps", optional),
-    "trainer.save_freq": to("saver.freq_steps", period),
-    "trainer.test_freq": to("evaluator.freq_steps", period),
-    "trainer.val_before_train": to("evaluator.eval_before_train"),
-    **alike(joint("backend", whole(1)), "trainer.n_gpus_per_node trainer.nnodes"),
-    "trainer.critic_warmup": lossy("the policy learns from the first step", 0),
-    "trainer.val_only": refused("trainer.type=null evaluates, and `areal eval`", False),
-    "trainer.log_val_generations": REPORT,
-    "trainer.rollout_data_dir": REPORT,
-    "trainer.validation_data_dir": REPORT,
-    "trainer.max_actor_ckpt_to_keep": ignored("the newest checkpoints are kept"),
-    "trainer.max_critic_ckpt_to_keep": ignored("the newest checkpoints are kept"),
-    **alike(
-        SPEED,
-        "trainer.balance_batch trainer.use_legacy_worker_impl trainer.ray_wait_register_center_timeout "
-        "trainer.del_local_ckpt_after_load trainer.esi_redundant_time ray_kwargs.* ray_init.* transfer_queue.*",
-    ),
-    **alike(
-        REPORT,
-        "global_profiler.* trainer.npu_profile.* trainer.controller_nsight_options.* trainer.worker_nsight_options.* "
-        "trainer.val_generations_to_log_to_wandb actor_rollout_ref.profiler.* actor_rollout_ref.ref.profile.* "
-        "actor_rollout_ref.actor.profile.*",
-    ),
-}
-
-DEFAULTS: Mapping[str, object] = {
-    "data.train_batch_size": 1024,
-    "data.max_prompt_length": 512,
-    "data.max_response_length": 512,
-    "data.shuffle": True,
-    f"{_MODEL}.enable_gradient_checkpointing": True,
-    f"{_MODEL}.lora_rank": 0,
-    f"{_MODEL}.lora_alpha": 16,
-    f"{ACTOR}.strategy": "fsdp",
-    f"{ACTOR}.ppo_mini_batch_size": 256,
-    f"{ACTOR}.ppo_epochs": 1,
-    f"{ACTOR}.optim.lr": 1e-6,
-    f"{ACTOR}.optim.weight_decay": 0.01,
-    f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.0,
-    f"{ACTOR}.grad_clip": 1.0,
-    f"{ACTOR}.use_kl_loss": False,
-    f"{ACTOR}.kl_loss_coef": 0.001,
-    f"{ACTOR}.kl_loss_type": "low_var_kl",
-    f"{ACTOR}.entropy_coeff": 0.0,
-    f"{ACTOR}.clip_ratio": 0.2,
-    f"{ACTOR}.clip_ratio_c": 3.0,
-    f"{ACTOR}.loss_agg_mode": "token-mean",
-    f"{ROLLOUT}.n": 1,
-    f"{ROLLOUT}.temperature": 1.0,
-    f"{ROLLOUT}.top_p": 1.0,
-    f"{ROLLOUT}.tensor_model_parallel_size": 2,
-    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
-    f"{ROLLOUT}.val_kwargs.n": 1,
-    f"{ROLLOUT}.val_kwargs.temperature": 0,
-    "algorithm.adv_estimator": "gae",
-    "algorithm.norm_adv_by_std_in_grpo": True,
-    "algorithm.gamma": 1.0,
-    "algorithm.lam": 1.0,
-    "algorithm.use_kl_in_reward": False,
-    "algorithm.kl_ctrl.kl_coef": 0.001,
-    "critic.optim.lr": 1e-5,
-    "critic.optim.weight_decay": 0.01,
-    "critic.cliprange_value": 0.5,
-    "trainer.project_name": "verl_examples",
-    "trainer.experiment_name": "gsm8k",
-    "trainer.total_epochs": 30,
-    "trainer.val_before_train": True,
-    "trainer.n_gpus_per_node": 8,
-    "trainer.nnodes": 1,
-    "trainer.resume_mode": "auto",
-}
+from areal.convert.rules import Draft, Fate, Framework, period
+from areal.convert.verl_keys import ACTOR, ALIASES, DEFAULTS, MODEL, ROLLOUT, RULES, SWITCHES
+from areal.convert.verl_sft import megatron_backend
 
 
 def finish(draft: Draft) -> None:
@@ -371,14 +41,14 @@ def finish(draft: Draft) -> None:
     _kl(draft)
     _optimizer(draft)
     keep_rewards(draft)
-    if draft.values[f"{_MODEL}.lora_rank"]:
-        adapt(draft, *(f"{_MODEL}.{name}" for name in ("lora_rank", "lora_alpha", "target_modules")))
+    if draft.values[f"{MODEL}.lora_rank"]:
+        adapt(draft, *(f"{MODEL}.{name}" for name in ("lora_rank", "lora_alpha", "target_modules")))
     _layout(draft)
     _reward(draft)
     if "wandb" in str(draft.values.get("trainer.logger")):
         draft.set("stats_logger.wandb.mode", "online")
     if not draft.model:
-        draft.mark(f"{_MODEL}.path", Fate.REFUSED, "no model is named")
+        draft.mark(f"{MODEL}.path", Fate.REFUSED, "no model is named")
     draft.set("rollout.max_head_offpolicyness", draft.config.get("rollout", {}).get("max_head_offpolicyness", 0))
     draft.set("rollout.dump_to_file", True)
     validate(draft)
@@ -418,7 +88,10 @@ def _objective(draft: Draft) -> None:
         used |= own is None
         draft.set(target, values[clip] if own is None else own)
     if draft.is_given(clip) and not used:
-        draft.mark(clip, Fate.IGNORED, f"clip_ratio_low and clip_ratio_high hold, {_CLIP} where they are not given")
+        known = any(f"{clip}_{bound}" in values for bound in ("low", "high")) or values[clip] == _CLIP
+        older = "" if known else "; verl before 0.3 uses this one: set them"
+        note = f"clip_ratio_low and clip_ratio_high hold, {_CLIP} where they are not given{older}"
+        draft.mark(clip, Fate.IGNORED if known else Fate.LOSSY, note)
     if draft.config["actor"].get("importance_sampling_level") == "sequence":
         draft.set("actor.loss_agg_mode", "seq-mean-token-mean")
         draft.config["actor"].pop("c_clip")
@@ -473,8 +146,9 @@ def _critic(draft: Draft, estimator: str) -> None:
         return
     values, key = draft.values, "critic.ppo_mini_batch_size"
     draft.config["critic"] = {
-        "path": values.get(f"{_MODEL}.path", ""),
+        "path": values.get(f"{MODEL}.path", ""),
         "dtype": draft.config["actor"].get("dtype", "bfloat16"),
+        "ppo_epochs": draft.config["actor"]["ppo_epochs"],
         **draft.config["critic"],
     }
     mini = int(values.get(key) or values[f"{ACTOR}.ppo_mini_batch_size"])
@@ -509,17 +183,26 @@ def _kl(draft: Draft) -> None:
     if not in_loss:
         draft.config["actor"].pop("kl_loss_type", None)
     if in_reward or in_loss:
-        draft.set("ref", {"path": values.get(f"{_MODEL}.path", ""), **draft.config.get("ref", {})})
+        draft.set("ref", {"path": values.get(f"{MODEL}.path", ""), **draft.config.get("ref", {})})
     else:
         draft.config.pop("ref", None)
 
 
 def _optimizer(draft: Draft) -> None:
+    """verl's engines of 2026 clip by ``optim.clip_grad``, its earlier workers by ``grad_clip``: the one that is not at
+    its default holds."""
     _schedule(draft, f"{ACTOR}.optim", "actor.optimizer")
-    key = f"{ACTOR}.optim.clip_grad"
-    if draft.is_given(key) and draft.values[f"{ACTOR}.strategy"] != "megatron":
-        draft.set("actor.optimizer.gradient_clipping", draft.values[f"{ACTOR}.grad_clip"])
-        draft.mark(key, Fate.IGNORED, "of fsdp, grad_clip is used")
+    for prefix, model in ((ACTOR, "actor"), ("critic", "critic")):
+        old, new = f"{prefix}.grad_clip", f"{prefix}.optim.clip_grad"
+        if model not in draft.config or not draft.is_given(new):
+            continue
+        earlier, now = draft.values.get(old, _CLIPPED), draft.values[new]
+        draft.set(f"{model}.optimizer.gradient_clipping", earlier if now == _CLIPPED else now)
+        if draft.is_given(old) and _CLIPPED not in (earlier, now) and earlier != now:
+            draft.mark(old, Fate.LOSSY, "optim.clip_grad is used")
+
+
+_CLIPPED = 1.0
 
 
 def _schedule(draft: Draft, prefix: str, target: str) -> None:
@@ -546,7 +229,7 @@ def _layout(draft: Draft) -> None:
     draft.mark("trainer.n_gpus_per_node", Fate.MAPPED, note, "backend")
     names = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "enforce_eager")
     engine_flags(draft, engine, *(f"{ROLLOUT}.{name}" for name in names))
-    draft.model = str(values.get(f"{_MODEL}.path") or "")
+    draft.model = str(values.get(f"{MODEL}.path") or "")
 
 
 _SCORE = """
@@ -576,11 +259,4 @@ def _reward(draft: Draft) -> None:
         draft.mark("data.reward_fn_key", Fate.LOSSY, note, "reward_fn")
 
 
-SWITCHES = {
-    f"{ROLLOUT}.multi_turn.": f"{ROLLOUT}.multi_turn.enable",
-    f"{_MODEL}.mtp.": f"{_MODEL}.mtp.enable",
-    f"{_MODEL}.lora.": f"{_MODEL}.lora.rank",
-    "algorithm.pf_ppo.": "algorithm.use_pf_ppo",
-    "algorithm.rollout_correction.": "algorithm.rollout_correction.rollout_is",
-}
-VERL = Framework("verl", RULES, DEFAULTS, finish, switches=SWITCHES)
+VERL = Framework("verl", RULES, DEFAULTS, finish, ALIASES, SWITCHES)

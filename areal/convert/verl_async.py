@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping
 
 from areal.convert.rules import SPEED, Draft, Fate, Framework, Rule, alike, ignored, joint, number, period, to, whole
-from areal.convert.verl import ACTOR, DEFAULTS, ROLLOUT, RULES, SWITCHES, finish
+from areal.convert.verl import finish
+from areal.convert.verl_keys import ACTOR, ALIASES, DEFAULTS, ROLLOUT, RULES, SWITCHES
 
 _APART: Mapping[str, Rule] = {
     **RULES,
@@ -83,6 +84,9 @@ ONE_STEP_OFF = Framework(
     _APART,
     {**_APART_DEFAULTS, "algorithm.rollout_correction.bypass_mode": True},
     _finish_one_step_off,
+    aliases=ALIASES,
     switches=SWITCHES,
 )
-FULLY_ASYNC = Framework("verl's fully_async_policy", _QUEUE, _QUEUE_DEFAULTS, _finish_queue, switches=SWITCHES)
+FULLY_ASYNC = Framework(
+    "verl's fully_async_policy", _QUEUE, _QUEUE_DEFAULTS, _finish_queue, aliases=ALIASES, switches=SWITCHES
+)

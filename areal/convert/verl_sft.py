@@ -74,6 +74,7 @@ def optimizer_rules(prefix: str, target: str = "actor.optimizer") -> Mapping[str
         f"{prefix}.lr_warmup_init": refused("a warm-up begins at 0", 0.0),
         f"{prefix}.min_lr_ratio": to(f"{target}.min_lr_ratio", neutral=(None,)),
         f"{prefix}.min_lr": joint(f"{target}.min_lr_ratio", number, neutral=(None,)),
+        f"{prefix}.zero_indexed_step": lossy("the schedule counts steps from 0", True),
         f"{prefix}.num_cycles": refused("a cosine has half a cycle", 0.5),
         f"{prefix}.total_training_steps": ignored("the schedule is over all steps of the run"),
         f"{prefix}.lr_decay_steps": lossy("the schedule is over all steps of the run"),

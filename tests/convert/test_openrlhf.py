@@ -52,6 +52,10 @@ def test_openrlhf_ppo_converts_to_equal_ppo(tmp_path: Path) -> None:
         ({"actor.lr_scheduler": "cosine"}, {"actor.optimizer.min_lr_ratio": 0.0}),
         ({"actor.lr_scheduler": "constant"}, {"actor.optimizer.warmup_steps_proportion": 0.0}),
         (
+            {"train.max_epochs": 2},
+            {"actor.ppo_epochs": 2, "critic.ppo_epochs": 2},
+        ),
+        (
             {"critic.lr_scheduler": "linear"},
             {"critic.optimizer.min_lr_ratio": 0.0, "actor.optimizer.min_lr_ratio": 0.1},
         ),

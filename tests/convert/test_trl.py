@@ -156,10 +156,18 @@ def test_yaml_no_strategy_disables_evaluation_and_saving() -> None:
         assert not {"valid_dataset", "evaluator", "saver"} & set(draft.config)
 
 
+def test_mean_over_tokens_of_each_forward_pass_is_lossy() -> None:
+    for passes, fate in ((1, Fate.MAPPED), (2, Fate.LOSSY)):
+        rows = 8 // passes
+        given = {"loss_type": "bnpo", "per_device_train_batch_size": rows, "gradient_accumulation_steps": passes}
+        assert "loss_type" in fates(convert(TRL["grpo"], {**BASE, **given}), fate)
+
+
 @pytest.mark.parametrize(
     ("trainer", "key", "value", "fate"),
     [
         ("grpo", "loss_type", "vespo", Fate.REFUSED),
+        ("grpo", "resume_from_checkpoint", "out/checkpoint-10", Fate.LOSSY),
         ("grpo", "reward_model_name_or_path", "org/rm", Fate.REFUSED),
         ("grpo", "reward_funcs", ["get_soft_overlong_punishment"], Fate.REFUSED),
         ("grpo", "reward_funcs", ["accuracy_reward"], Fate.LOSSY),

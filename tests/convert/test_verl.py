@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from areal.api.cli_args import GRPOConfig, PPOConfig, load_expr_config
 from areal.convert.rules import Draft, Fate, convert
 from areal.convert.sources import SOURCES, read_keys
-from areal.convert.verl import DEFAULTS, RULES, VERL
+from areal.convert.verl import VERL
+from areal.convert.verl_keys import DEFAULTS, RULES
 
+ACTOR, VALIDATION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.val_kwargs"
 BASE = {
     "data.train_files": "train.parquet",
     "data.train_batch_size": 64,
@@ -72,14 +74,37 @@ def test_verl_defaults_apply_when_unset(tmp_path: Path) -> None:
     assert config.ref is None and config.actor.kl_loss_coef == config.actor.kl_ctl == 0
 
 
+@pytest.mark.parametrize(
+    ("given", "lost"),
+    [
+        ({f"{ACTOR}.clip_ratio": 0.1}, {f"{ACTOR}.clip_ratio"}),  # verl before 0.3 clips by it
+        ({f"{ACTOR}.clip_ratio": 0.1, f"{ACTOR}.clip_ratio_low": 0.2}, set()),
+        ({f"{ACTOR}.grad_clip": 0.5, f"{ACTOR}.optim.clip_grad": 0.3}, {f"{ACTOR}.grad_clip"}),
+    ],
+)
+def test_setting_that_one_version_of_verl_has_is_lossy(given: dict[str, Any], lost: set[str]) -> None:
+    assert set(fates(converted(**given), Fate.LOSSY)) == {*lost, "data.reward_fn_key"}
+
+
+@pytest.mark.parametrize(
+    ("switch", "setting"),
+    [
+        ("distillation.enabled", "distillation.teacher_models.teacher_model.model_path"),
+        (f"{ACTOR}.qat.enable", f"{ACTOR}.qat.mode"),
+        ("trainer.v1.trainer_mode", "trainer.v1.separate_async.parameter_sync_step"),
+    ],
+)
+def test_settings_of_what_is_off_ask_for_nothing(switch: str, setting: str) -> None:
+    off, on = ("sync", "separate_async") if switch.endswith("mode") else (False, True)
+    assert set(fates(converted(**{switch: off, setting: "x"}), Fate.IGNORED)) >= {switch, setting}
+    assert switch in fates(converted(**{switch: on, setting: "x"}), Fate.REFUSED)
+
+
 def test_dr_grpo_rloo_and_gspo_follow_their_keys() -> None:
     assert converted(**{"algorithm.norm_adv_by_std_in_grpo": False}).config["actor"]["reward_norm"]["std_level"] is None
     assert converted(**{"algorithm.adv_estimator": "rloo"}).config["actor"]["reward_norm"]["mean_leave1out"]
     gspo = converted(**{"actor_rollout_ref.actor.policy_loss.loss_mode": "gspo"}).config["actor"]
     assert gspo["importance_sampling_level"] == "sequence"
-
-
-ACTOR, VALIDATION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.val_kwargs"
 
 
 @pytest.mark.parametrize(
@@ -120,6 +145,18 @@ ACTOR, VALIDATION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.val_kw
         ),
         ({f"{ACTOR}.fsdp_config.model_dtype": "fp32"}, {"actor.dtype": "bfloat16"}),
         ({f"{ACTOR}.grad_clip": 0.5, f"{ACTOR}.optim.clip_grad": 1.0}, {"actor.optimizer.gradient_clipping": 0.5}),
+        # verl's engines of 2026 clip by optim.clip_grad, and the dots of a reward begin with reward
+        ({f"{ACTOR}.grad_clip": 1.0, f"{ACTOR}.optim.clip_grad": 0.3}, {"actor.optimizer.gradient_clipping": 0.3}),
+        (
+            {
+                "reward_model.reward_kwargs.overlong_buffer_cfg.len": None,
+                "reward.reward_kwargs.overlong_buffer_cfg.enable": True,
+                "reward.reward_kwargs.overlong_buffer_cfg.len": 100,
+                "reward.reward_manager.name": "dapo",
+                "model_engine": "megatron",
+            },
+            {"actor.overlong_reward_penalty": True, "actor.overlong_tokens": 100, "actor.backend": "megatron:d4"},
+        ),
         # evaluation goes by the temperature, which is 0 by default
         ({"data.val_files": "v.parquet"}, {"eval_gconfig.temperature": 0, "eval_gconfig.max_new_tokens": 512}),
         (
@@ -132,12 +169,15 @@ ACTOR, VALIDATION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.val_kw
                 "algorithm.adv_estimator": "gae",
                 "critic.grad_clip": 0.5,
                 "critic.ppo_mini_batch_size": 32,
+                f"{ACTOR}.ppo_epochs": 2,
                 "critic.optim.betas": [0.8, 0.9],
                 "critic.optim.lr_scheduler_type": "cosine",
             },
             {
                 "critic.optimizer.gradient_clipping": 0.5,
                 "critic.ppo_n_minibatches": 2,
+                "critic.ppo_epochs": 2,
+                "critic.optimizer.warmup_steps_proportion": 0.0,
                 "critic.optimizer.beta1": 0.8,
                 "critic.optimizer.lr_scheduler_type": "cosine",
                 "actor.optimizer.lr_scheduler_type": "constant",
