@@ -45,6 +45,7 @@ def check(request: Mapping[str, Any]) -> list[ConfigFault]:
             if not request["later"]:
                 yield from _file_faults(config, trains=request["trains"])
                 yield from _row_faults(config)
+                yield from _batch_faults(config)
 
     try:
         found = examine(request["file"], request["overrides"], getattr(cli_args, request["config"]), more_faults)
@@ -137,6 +138,23 @@ def _row_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]
                 yield (name, "path"), f"{error.message}{f'; {error.hint}' if error.hint else ''}"
             except ArealError as error:
                 yield (name, "path"), error.message
+
+
+def _batch_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
+    """Return a batch that local data sets have too few rows for. The driver leaves rows out that are too long, and
+    counts again."""
+    data = config.train_dataset
+    files = [Path(each).expanduser() for each in ([data.path] if isinstance(data.path, str) else data.path) if each]
+    if not files or not data.drop_last or not all(each.exists() and not _is_large_list(each) for each in files):
+        return
+    split = data.split or DEFAULT_SPLITS["train_dataset"]
+    try:
+        count = sum(len(read_rows(each, split, first=data.batch_size)) for each in files)
+    except ArealError:  # the rows' own fault
+        return
+    if count < data.batch_size:
+        why = f"a batch of {data.batch_size} is more than the {count} rows of the data set"
+        yield ("train_dataset", "batch_size"), f"{why}: lower it, or set train_dataset.drop_last=false"
 
 
 _MAX_IMPORTS = 8  # of a function from one module by another

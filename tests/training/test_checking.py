@@ -59,6 +59,11 @@ def faults(folder: Path, values: dict[str, Any] | str, *overrides: str, **reques
         ({"actor": {"path": "./none"}}, ["actor", "path"], "no model folder './none'"),
         ({"ref": {"path": "/no/where"}}, ["ref", "path"], "no model folder"),
         ({"train_dataset": {}}, ["train_dataset", "path"], "is needed"),
+        (
+            {"train_dataset": {"path": "rows.jsonl", "batch_size": 4}},
+            ["train_dataset", "batch_size"],
+            "a batch of 4 is more than the 1 rows of the data set: lower it, or set train_dataset.drop_last=false",
+        ),
         ({"train_dataset": {"path": "none.jsonl"}}, ["train_dataset", "path"], "no data set 'none.jsonl'"),
         ({"valid_dataset": {"path": "/no/where"}}, ["valid_dataset", "path"], "no data set"),
         ({"reward_fn": ""}, ["reward_fn"], "what an answer is worth"),
@@ -112,6 +117,8 @@ def test_runnable_config_is_accepted(folder: Path, monkeypatch: pytest.MonkeyPat
     assert faults(folder, {"train_dataset": {"path": "openai/gsm8k"}, "actor": {"path": "org/model"}}) == []
     assert faults(folder, {"actor": {"path": "./made/later"}}, later=True) == []
     assert faults(folder, {"train_dataset": {}}, trains=False) == []
+    assert faults(folder, {"train_dataset": {"path": "rows.jsonl", "batch_size": 4, "drop_last": False}}) == []
+    assert faults(folder, {"train_dataset": {"path": ["rows.jsonl"] * 4, "batch_size": 4}}) == []
     assert faults(folder, {"reward_fn": ["rewards.py:right", "./rewards.py:right"]}) == []
     assert faults(folder, {"train_dataset": {}, "reward_fn": "", "rollout": {"openai": {"mode": "online"}}}) == []
     assert faults(folder, {"trial_name": "${oc.env:NAME_OF_A_TRIAL}"}, env={"NAME_OF_A_TRIAL": "t"}) == []
