@@ -187,7 +187,7 @@ def _choose_backends(draft: Draft, backend: str | None, train: str | None) -> No
                 draft.set(f"{part}.backend", train)
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def _row(entry: Entry) -> dict[str, object]:
     text = str(entry.value)
     value = entry.value if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
     return {"key": entry.key, "value": value, "fate": str(entry.fate), "target": entry.target, "note": entry.note}

@@ -265,7 +265,7 @@ class LinePrinter:
         return prefix + text
 
 
-def _row(line: Line) -> dict[str, Any]:
+def _row(line: Line) -> dict[str, object]:
     spec = line.process.spec
     return {
         "time": iso(line.at),

@@ -132,7 +132,7 @@ def to_yaml(documents: Iterable[Any], *, manifests: bool = False) -> str:
     return _escaped(dump_documents(documents, manifests=manifests))
 
 
-def as_list(items: Sequence[Any]) -> dict[str, Any]:
+def as_list(items: Sequence[Any]) -> dict[str, object]:
     """Return a List as in Kubernetes."""
     from areal.resources.kinds import API_VERSION
 
@@ -387,7 +387,7 @@ class Table(NamedTuple):
     name: Callable[[Row], str]
     single: bool = False
     unreadable: Sequence[tuple[Path | str, str]] = ()
-    manifests: Sequence[Mapping[str, Any]] = ()
+    manifests: Sequence[Mapping[str, object]] = ()
     where: str = ""
     note: str = ""
 

@@ -53,7 +53,7 @@ _driver_options = stack(
 
 
 def job_manifest(
-    config: str | None, *, name: str | None, driver: str | None, overrides: Sequence[str], restart: Mapping[str, Any]
+    config: str | None, *, name: str | None, driver: str | None, overrides: Sequence[str], restart: Mapping[str, object]
 ) -> dict[str, Any]:
     """Return the manifest of a job. Raises UsageFault for an unreadable configuration, or one without a driver."""
     from areal.reconcilers.kinds.job_config import choose_driver, config_tree
@@ -128,7 +128,7 @@ def start(cli: Invocation, /, restart: str, max_restarts: int | None, dry_run: s
     """Run a driver detached, under supervision; prints the job's name."""
     if restart == "never" and max_restarts is not None:
         raise UsageFault("--max-restarts has no effect without --restart on-failure")
-    policy: dict[str, Any] = {"policy": "OnFailure" if restart == "on-failure" else "Never"}
+    policy: dict[str, object] = {"policy": "OnFailure" if restart == "on-failure" else "Never"}
     if max_restarts is not None:
         policy["maxRestarts"] = max_restarts
     manifest = job_manifest(**given, restart=policy)

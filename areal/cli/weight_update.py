@@ -194,7 +194,7 @@ def release(cli: Invocation, model: str, service: str | None) -> int:
     workers = [each["worker_id"] for each in chosen.get("/workers")["workers"] if each["model"] == model]
     if not workers:
         raise NotFound(f"no worker of the model {model!r} is known to {chosen.url}", hint="areal inf status")
-    results: list[dict[str, Any]] = []
+    results: list[dict[str, object]] = []
     for worker in workers:
         path = f"/weights/release/{quote(worker, safe='')}"
         status, document = chosen.ask("POST", path, {})

@@ -24,9 +24,9 @@ class Example:
     """One row and its prompt. ``number``: its position in the data set, from 0. ``tools``: those of the column."""
 
     number: int
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
     messages: tuple[Message, ...]
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Mapping[str, object], ...] = ()
 
     @property
     def prompt(self) -> str:

@@ -75,7 +75,7 @@ def chat_of(tokenizer: Any, with_tools: bool = False) -> Chat:
 _CHATS: weakref.WeakKeyDictionary[Any, dict[str, Chat]] = weakref.WeakKeyDictionary()
 
 
-def template_variables(chat: Chat, given: Mapping[str, object] | None) -> dict[str, Any]:
+def template_variables(chat: Chat, given: Mapping[str, object] | None) -> dict[str, object]:
     """Return ``chat_template_kwargs`` of a row; null is absent. Raises ConversationError for what has no effect."""
     found = {name: value for name, value in (given or {}).items() if value is not None}
     for name in found:

@@ -68,7 +68,7 @@ class Slot:
     called: str = ""  # the host for callers, if it differs from ``host``
     shared: bool = False  # the port is shared with the predecessor
     backend: str = "local"  # spec.scheduler.type of the object
-    scheduler: Mapping[str, Any] = field(default_factory=dict, hash=False)  # all of spec.scheduler
+    scheduler: Mapping[str, object] = field(default_factory=dict, hash=False)  # all of spec.scheduler
 
     @property
     def url(self) -> str:

@@ -388,7 +388,7 @@ class Plan:
     unknown: tuple[str, ...] = ()  # parts that could not be observed; the plan does not change them
     faults: tuple[Diagnostic, ...] = ()  # in the manifests; objects with faults are not planned
     serial: int = 0
-    source: Mapping[str, Any] = field(default_factory=dict)
+    source: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:

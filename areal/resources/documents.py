@@ -415,7 +415,7 @@ class Reading:
     count: int = 0
     reads: set[tuple[str | int, ...]] = field(default_factory=set)
 
-    def context(self, values: Mapping[str, Any]) -> ExpressionContext:
+    def context(self, values: Mapping[str, object]) -> ExpressionContext:
         return ExpressionContext(Scope(values, self.env, self.profile), self.problems, self.budget, reads=self.reads)
 
     def documents(self, sources: Iterable[SourceText], values: Mapping[str, object]) -> list[Document]:

@@ -68,14 +68,14 @@ class EnvironmentVariables:
 class Scope:
     """The names that an expression can use. ``item`` and ``index`` exist only in the template of a ``generate``."""
 
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
     env: EnvironmentVariables
     profile: str | None = None
     item: Any = ABSENT
     index: Any = ABSENT
 
     @property
-    def names(self) -> dict[str, Any]:
+    def names(self) -> dict[str, object]:
         known = {"values": self.values, "env": self.env, "profile": self.profile}
         inner = {"item": self.item, "index": self.index}
         return {**known, **{name: value for name, value in inner.items() if value is not ABSENT}}

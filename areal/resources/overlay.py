@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field, JsonValue
 
@@ -194,7 +194,7 @@ def overlay_documents(folder: str, values: Mapping[str, object], reading: Readin
 
 def _build(folder: Path, outer: Mapping[str, object], reading: Reading, chain: _Chain) -> list[Document]:
     sections = _sections(folder, reading)
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for section in sections:
         values = merge(values, section.spec.values)
     values = merge(values, dict(outer))

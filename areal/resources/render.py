@@ -21,7 +21,6 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, closest, did_you_mean
@@ -79,7 +78,7 @@ class RenderRequest:
     values_files: tuple[str, ...] = ()
     profile: str | None = None
     stdin: str | None = None
-    manifests: tuple[Mapping[str, Any], ...] = ()
+    manifests: tuple[Mapping[str, object], ...] = ()
     env: Mapping[str, str] | None = field(default=None, repr=False)
     note: Callable[[str], None] = field(default=lambda text: None, repr=False, compare=False)
 

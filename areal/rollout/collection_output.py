@@ -290,7 +290,7 @@ class CollectionProgress:
         return [each.reward for each in self.outcomes if each.reward is not None]
 
 
-def summary(progress: CollectionProgress, seconds: float) -> dict[str, Any]:
+def summary(progress: CollectionProgress, seconds: float) -> dict[str, object]:
     """Return the content of ``summary.json``. Rates are of this run alone and count generated tokens."""
     outcomes = progress.outcomes
     fresh = sum(each.generated_tokens for each in outcomes[progress.before :])

@@ -94,8 +94,10 @@ def write_failure(folder: Path, item: EpisodeSpec, failure: Failure) -> None:
     _append(folder / "failures.jsonl", _json_line(line), "a failure is")
 
 
-def _plain_columns(data: Mapping[str, object]) -> dict[str, Any]:
-    plain = {name: value for name, value in data.items() if isinstance(value, str | int | float | list)}
+def _plain_columns(data: Mapping[str, object]) -> dict[str, object]:
+    plain: dict[str, object] = {
+        name: value for name, value in data.items() if isinstance(value, str | int | float | list)
+    }
     if isinstance(images := plain.get("images"), list):
         plain["images"] = [shortened(each) for each in images]
     return plain

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import NormalDist, fmean, variance
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from areal.dataclasses import dataclass
 from areal.dataset.examples import prompt_digest
@@ -48,7 +48,7 @@ class Estimate:
     high: float
     prompts: int
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         low, high = (None if math.isnan(each) else round(each, 6) for each in (self.low, self.high))
         return {"value": round(self.value, 6), "low": low, "high": high, "prompts": self.prompts}
 
@@ -74,7 +74,7 @@ class Comparison:
         """Whether a confidence interval is completely below zero."""
         return self.reward.high < 0 or self.pass_at_1.high < 0
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         return {
             "pass@1": self.pass_at_1.document(),
             "reward": self.reward.document(),
@@ -197,7 +197,7 @@ class Difference:
     p: float
     method: str
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         numbers = {"difference": self.value, "low": self.low, "high": self.high, "p": self.p}
         return {name: None if math.isnan(each) else each for name, each in numbers.items()} | {"method": self.method}
 

@@ -452,7 +452,7 @@ class ResponsesWriter:
         done, response = self._end(summary)
         return done + self._event(f"response.{response['status']}", response=response)
 
-    def whole(self, reply: Reply, summary: ResponseSummary) -> dict[str, Any]:
+    def whole(self, reply: Reply, summary: ResponseSummary) -> dict[str, object]:
         self.whole_only = True
         self.pieces(reply.pieces())
         return self._end(summary)[1]

@@ -243,7 +243,7 @@ _FIELDS = tuple(each.name for each in fields(StoredObject))
 _LAYER_FIELDS = tuple(each.name for each in fields(Layer))
 
 
-def encode(obj: StoredObject) -> dict[str, Any]:
+def encode(obj: StoredObject) -> dict[str, object]:
     """Return an object as plain JSON values, in a fixed order: equal objects have equal bytes."""
     values = {name: getattr(obj, name) for name in _FIELDS}
     layers = [{name: getattr(layer, name) for name in _LAYER_FIELDS} for layer in obj.layers]

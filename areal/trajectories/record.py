@@ -71,12 +71,12 @@ class Interaction:
     def prompt_tokens(self) -> int:
         return len(self.loss_mask) - self.generated_tokens
 
-    def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = {name: getattr(self, name) for name in _ABOUT}
+    def document(self) -> dict[str, object]:
+        found: dict[str, object] = {name: getattr(self, name) for name in _ABOUT}
         found |= {"reward": self.reward, "original_reward": self.original_reward, "advantage": self.advantage}
         if self.response is not None:
             return {**found, "messages": list(self.messages), "response": dict(self.response)}
-        columns: dict[str, Any] = {name: list(getattr(self, name)) for name in TOKEN_COLUMNS}
+        columns: dict[str, object] = {name: list(getattr(self, name)) for name in TOKEN_COLUMNS}
         found["temperature"] = None if self.temperature is None else _short(self.temperature)
         if self.temperature is None:
             columns["token_temperatures"] = [_short(each) for each in self.token_temperatures]

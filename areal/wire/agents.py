@@ -131,7 +131,7 @@ class StartAgentSession:
 
     api_key: str | None = session_key(None)
     model: str | None = None  # the agent service's name, by which the router knows its data proxies
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
     inference: ModelAccess | None = None
     reopen: bool = False
 
@@ -146,7 +146,7 @@ class TurnRequest:
     run_id: str = text()
     queue_mode: QueueMode = "collect"
     idempotency_key: str | None = idempotency_key()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
     inference: ModelAccess | None = None  # from now on the session's
     stream: bool = True
 
@@ -158,9 +158,9 @@ class WorkerRun:
     message: str
     session_key: str = session_key()
     run_id: str = text()
-    history: tuple[Mapping[str, Any], ...] = ()
+    history: tuple[Mapping[str, object], ...] = ()
     queue_mode: QueueMode = "collect"
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

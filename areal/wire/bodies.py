@@ -235,7 +235,7 @@ class GenerateTokens:
     which a line of a stream waits. ``seeds``: one for each prompt. ``image_data``: images of the one prompt, base64."""
 
     input_ids: Any
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, object] = field(default_factory=dict)
     adapter: str | None = None
     response_format: Mapping[str, Any] | None = None
     request_id: str | None = None
@@ -555,7 +555,7 @@ class ConfigureRouter:
     """New settings of a router. Absent ones stay as they are."""
 
     strategy: Strategy | None = None
-    limits: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, object] = field(default_factory=dict)
 
 
 def is_target(text: str) -> bool:

@@ -119,45 +119,47 @@ class EngineArgs(dict[str, Any]):
 class SGLangConfig(EngineArgs):
     @staticmethod
     def build_args(
-        sglang_config: Mapping[str, Any], tp_size: int = 1, base_gpu_id: int = 0, **more: Any
+        sglang_config: Mapping[str, object], tp_size: int = 1, base_gpu_id: int = 0, **more: Any
     ) -> dict[str, Any]:
         """Return the arguments of SGLang's server: the section's, and its layout. ``more``: ``host``, ``port`` and
         others."""
         return _set({**sglang_config, "tp_size": tp_size, "base_gpu_id": base_gpu_id, **more})
 
     @classmethod
-    def build_cmd(cls, sglang_config: Mapping[str, Any], **layout: Any) -> list[str]:
+    def build_cmd(cls, sglang_config: Mapping[str, object], **layout: Any) -> list[str]:
         """Return the command that starts SGLang's server. ``layout``: as for ``build_args``."""
         return cls.build_cmd_from_args(cls.build_args(sglang_config, **layout))
 
     @staticmethod
-    def build_cmd_from_args(args: Mapping[str, Any]) -> list[str]:
+    def build_cmd_from_args(args: Mapping[str, object]) -> list[str]:
         return module_argv("sglang.launch_server", *_flags(args))
 
 
 class vLLMConfig(EngineArgs):
     @staticmethod
-    def build_args(vllm_config: Mapping[str, Any], tp_size: int = 1, pp_size: int = 1, **more: Any) -> dict[str, Any]:
+    def build_args(
+        vllm_config: Mapping[str, object], tp_size: int = 1, pp_size: int = 1, **more: Any
+    ) -> dict[str, Any]:
         """Return the arguments of vLLM's server: the section's, and its layout. ``more``: ``host``, ``port`` and
         others."""
         layout = {"tensor_parallel_size": tp_size, "pipeline_parallel_size": pp_size}
         return _set({**vllm_config, **layout, **more})
 
     @classmethod
-    def build_cmd(cls, vllm_config: Mapping[str, Any], **layout: Any) -> list[str]:
+    def build_cmd(cls, vllm_config: Mapping[str, object], **layout: Any) -> list[str]:
         """Return the command that starts vLLM's server. ``layout``: as for ``build_args``."""
         return cls.build_cmd_from_args(cls.build_args(vllm_config, **layout))
 
     @staticmethod
-    def build_cmd_from_args(args: Mapping[str, Any]) -> list[str]:
+    def build_cmd_from_args(args: Mapping[str, object]) -> list[str]:
         return module_argv("vllm.entrypoints.openai.api_server", *_flags(args))
 
 
-def _set(args: Mapping[str, Any]) -> dict[str, Any]:
+def _set(args: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in args.items() if value is not None and value != ""}
 
 
-def _flags(args: Mapping[str, Any]) -> list[str]:
+def _flags(args: Mapping[str, object]) -> list[str]:
     """Return command line flags. True is a flag without a value; False is left out, because the servers' switches are
     off by default."""
     words: list[str] = []

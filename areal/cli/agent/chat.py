@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -108,11 +108,11 @@ class ChatTurn:
     """The answer of one turn. ``stopped``: the user cancelled it."""
 
     text: str = ""
-    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    tool_calls: list[dict[str, object]] = field(default_factory=list)
     tool_results: list[str] = field(default_factory=list)
     stopped: bool = False
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         message = {"role": "assistant", "content": self.text}
         return {"message": message, "toolCalls": self.tool_calls, "toolResults": self.tool_results}
 

@@ -195,7 +195,7 @@ class ChatAnswer:
         self.finish_reason = piece.finish_reason or self.finish_reason
         self.usage = piece.usage or self.usage
 
-    def document(self, model: str | None) -> dict[str, Any]:
+    def document(self, model: str | None) -> dict[str, object]:
         return {
             "model": model,
             "message": {"role": "assistant", "content": self.text},
@@ -205,7 +205,7 @@ class ChatAnswer:
         }
 
     @property
-    def tokens(self) -> list[dict[str, Any]]:
+    def tokens(self) -> list[dict[str, object]]:
         return [{"token": item.token, "logprob": item.logprob} for item in self.logprobs]
 
 

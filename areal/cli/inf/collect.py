@@ -157,7 +157,7 @@ class CollectionRun:
     def complete(self) -> bool:
         return self.progress.done == self.progress.planned
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         from areal.rollout.collection_output import summary
 
         return summary(self.progress, self.seconds)

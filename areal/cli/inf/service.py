@@ -60,7 +60,7 @@ class ModelFlags(NamedTuple):
     def given(self) -> list[str]:
         return [f"--{name.replace('_', '-')}" for name, value in self._asdict().items() if value not in (None, ())]
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, object]:
         flags = self._asdict()
         for name in ("engine_args", "proxy_args"):
             flags[name] = arguments(flags[name], f"--{name.replace('_', '-')}")
@@ -92,10 +92,10 @@ model_options = gather(
 )
 
 
-def arguments(texts: Sequence[str], flag: str) -> dict[str, Any]:
+def arguments(texts: Sequence[str], flag: str) -> dict[str, object]:
     """Parse ``--max-model-len 8192 --enable-x``, ``max-model-len=8192`` or a JSON object to names and typed values.
     Raises UsageFault."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for text in texts:
         try:
             found.update(json.loads(text) if text.lstrip().startswith("{") else _words(shlex.split(text), flag))

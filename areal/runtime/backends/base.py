@@ -100,7 +100,7 @@ class RunSpec:
     replica: int  # 0-based; 0 for singletons
     argv: tuple[str, ...]
     backend: str = "local"  # the name of the backend that starts it
-    scheduler: Mapping[str, Any] = field(default_factory=dict)  # its settings, ``spec.scheduler`` of the owner or host
+    scheduler: Mapping[str, object] = field(default_factory=dict)  # ``spec.scheduler`` of the owner or host
     env: Mapping[str, str] = field(default_factory=dict)
     secret_env: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)  # of a service process; empty: it takes none

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from areal.client.http import AdminClient
 from areal.dataclasses import dataclass, field
@@ -167,7 +167,7 @@ class TrainerPair:
     mode: str
     gateway: str
     endpoint: str
-    inference: dict[str, Any]
+    inference: Mapping[str, object]
     publisher: WeightPublisher
     admin_key: str | None = None
     current_address: Callable[[], str] | None = None

@@ -82,7 +82,7 @@ class SessionEntry:
     digest: bytes
     key: str
     created: float
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, object]
     inference: RlSession | None
     turns: int
     used_at: float

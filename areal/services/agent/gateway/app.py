@@ -70,7 +70,7 @@ _NEUTRAL = {"function_call": ("auto", "none")}
 class _Common:
     model: str | None = None
     user: str | None = session_key(None)
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
     stream: bool = False
 
 
@@ -78,13 +78,13 @@ class _Common:
 class _ResponsesBody(_Common):
     input: Any
     instructions: str | None = None
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[Mapping[str, object], ...] = ()
     background: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ChatBody(_Common):
-    messages: tuple[Mapping[str, Any], ...]
+    messages: tuple[Mapping[str, object], ...]
     n: int = 1
 
 
@@ -94,11 +94,11 @@ class TurnBody:
     ``ignored``: names of fields without effect."""
 
     message: str
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, object]
     user: str | None
     model: str | None
     stream: bool
-    asked: Mapping[str, Any]
+    asked: Mapping[str, object]
     ignored: tuple[str, ...] = ()
 
 
@@ -298,7 +298,7 @@ class CompletionAnswer(TurnAnswer):
     """The answer as a chat completion. ``_sent_text``: the deltas so far. ``_passed_on``: the agent's own stream is
     forwarded as the answer."""
 
-    _head: Mapping[str, Any]
+    _head: Mapping[str, object]
     _passed_on = False
 
     def __init__(self, request: Request, body: TurnBody, key: str, service: str) -> None:

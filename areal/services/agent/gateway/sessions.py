@@ -122,7 +122,7 @@ class OpenedSession(NamedTuple):
     tag: str
     inference_session_id: str | None
     created: bool
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, object]
 
 
 @dataclass(eq=False)
@@ -254,7 +254,7 @@ def _base(url: str) -> str:
 @dataclass(frozen=True, kw_only=True)
 class _NewSession:
     session_key: str | None = session_key(None)
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ class _AgentParams:
     sessionKey: str | None = session_key(None)
     idempotencyKey: str | None = idempotency_key()
     queueMode: QueueMode = "collect"
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ parts of the chat API, for models that accept them; documents are refused. https
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -47,8 +47,8 @@ class AnthropicWriter:
         return sse_event("message_start", {"message": message}) + sse_event("ping", {})
 
     def _message(
-        self, content: list[dict[str, object]], stop_reason: str | None, stop: str | None, usage: dict[str, int]
-    ) -> dict[str, Any]:
+        self, content: Sequence[Mapping[str, object]], stop_reason: str | None, stop: str | None, usage: dict[str, int]
+    ) -> dict[str, object]:
         return {
             "id": self._id,
             "type": "message",
@@ -77,7 +77,7 @@ class AnthropicWriter:
             case CallEnd():
                 return self._stop()
 
-    def _in(self, kind: str, empty: dict[str, Any]) -> bytes:
+    def _in(self, kind: str, empty: Mapping[str, object]) -> bytes:
         """Return the events that open a block of this kind, unless one is open."""
         if self._open == kind:
             return b""
@@ -88,7 +88,7 @@ class AnthropicWriter:
             "content_block_start", {"index": self._index, "content_block": {"type": kind, **empty}}
         )
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
+    def _delta(self, delta: Mapping[str, object]) -> bytes:
         return sse_event("content_block_delta", {"index": self._index, "delta": delta})
 
     def _stop(self) -> bytes:
@@ -104,8 +104,8 @@ class AnthropicWriter:
             self._stop() + sse_event("message_delta", {"delta": delta, "usage": usage}) + sse_event("message_stop", {})
         )
 
-    def whole(self, reply: Reply, summary: ResponseSummary) -> dict[str, Any]:
-        content: list[dict[str, Any]] = []
+    def whole(self, reply: Reply, summary: ResponseSummary) -> dict[str, object]:
+        content: list[Mapping[str, object]] = []
         if reply.reasoning:
             content.append({"type": "thinking", "thinking": reply.reasoning, "signature": ""})
         if reply.content:
@@ -306,7 +306,7 @@ def _texts(content: object, where: str) -> list[str]:
 def _add_user(out: list[dict[str, object]], content: object, where: str, known_calls: set[str]) -> None:
     """Add tool results first, as chat APIs require, then the user's text. Two user texts in a row are merged."""
     texts: list[str] = []
-    parts: list[dict[str, Any]] = []  # the texts and images, in order
+    parts: list[dict[str, object]] = []  # the texts and images, in order
     for kind, block, place in _blocks(content, where):
         if kind == "tool_result":
             out.append(_tool_result(block, place, known_calls))

@@ -274,7 +274,7 @@ class GenerationRequest:
     no_answer: bool = False  # ``max_tokens`` 0: only the prompt is returned
     default_max_tokens: int | None = None
     parsing: ResponseParsing = ResponseParsing()
-    messages: Sequence[Mapping[str, Any]] = ()
+    messages: Sequence[Mapping[str, object]] = ()
     chat: ChatPrompt | None = None
     adapter: str | None = None
     default_seeds: Sequence[int] | None = None

@@ -86,7 +86,7 @@ def _additional_tools(items: object) -> list[object]:
     return added
 
 
-def _text(fields: Fields, chat: dict[str, Any]) -> list[str]:
+def _text(fields: Fields, chat: dict[str, object]) -> list[str]:
     config = Fields(fields.mapping("text"))
     config.leave_out({"verbosity": ("medium",)})
     wanted = config.mapping("format")
@@ -298,8 +298,8 @@ def _is_image(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "input_image"
 
 
-def _parts(content: list[Any], where: str) -> list[dict[str, Any]]:
-    parts: list[dict[str, Any]] = []
+def _parts(content: list[Any], where: str) -> list[dict[str, object]]:
+    parts: list[dict[str, object]] = []
     for index, part in enumerate(content):
         place = f"{where}[{index}]"
         if not _is_image(part):

@@ -50,7 +50,7 @@ def _entry(codec: TextCodec, token_id: int, logprob: float) -> dict[str, object]
     }
 
 
-def chat_logprobs(codec: TextCodec, choice: Choice, start: int, end: int) -> dict[str, Any]:
+def chat_logprobs(codec: TextCodec, choice: Choice, start: int, end: int) -> dict[str, object]:
     content = []
     for position in range(start, end):
         top = choice.top_logprobs[position] if choice.top_logprobs else ()
@@ -59,7 +59,9 @@ def chat_logprobs(codec: TextCodec, choice: Choice, start: int, end: int) -> dic
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(codec: TextCodec, choice: Choice, start: int, end: int, offset: int) -> dict[str, Any]:
+def completion_logprobs(
+    codec: TextCodec, choice: Choice, start: int, end: int, offset: int
+) -> dict[str, list[Any] | None]:
     """Return the completions API's ``logprobs``. ``offset``: where the first token's text begins in the choice's
     text."""
     tokens = [codec.token_text(token_id) for token_id in choice.token_ids[start:end]]
@@ -79,7 +81,9 @@ def completion_logprobs(codec: TextCodec, choice: Choice, start: int, end: int, 
     }
 
 
-def prompt_logprobs(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs, top: int) -> dict[str, Any]:
+def prompt_logprobs(
+    codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs, top: int
+) -> dict[str, list[Any] | None]:
     """Return the completions API's ``logprobs`` of an echoed prompt, with null for its first token."""
     tokens = [codec.token_text(token_id) for token_id in prompt]
     offsets = [0, *accumulate(map(len, tokens[:-1]))]
@@ -98,9 +102,11 @@ def prompt_logprobs(codec: TextCodec, prompt: Sequence[int], scores: PromptLogpr
     }
 
 
-def by_token(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs, top: int) -> list[dict[str, Any] | None]:
+def by_token(
+    codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs, top: int
+) -> list[dict[str, dict[str, object]] | None]:
     """Return vLLM's ``prompt_logprobs``: for each prompt token, that token and the likeliest ones, by token id."""
-    entries: list[dict[str, Any] | None] = [None]
+    entries: list[dict[str, dict[str, object]] | None] = [None]
     for token_id, value, entry in zip(prompt[1:], scores.logprobs, scores.top_logprobs, strict=True):
         every = {token_id: value, **dict(entry[:top])}
         entries.append(
@@ -143,7 +149,7 @@ class _OpenAISerializer(ABC):
             usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return usage
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _head(self, kind: str) -> dict[str, object]:
         state = self._state
         return {"id": state.answer_id, "object": kind, "created": state.created, "model": state.model}
 
@@ -153,7 +159,7 @@ class _OpenAISerializer(ABC):
             data["usage"] = self._usage() if options.continuous_usage else None
         return sse_data(data)
 
-    def _token_fields(self, choice: Choice, start: int, end: int) -> dict[str, Any]:
+    def _token_fields(self, choice: Choice, start: int, end: int) -> dict[str, object]:
         if not self._state.options.return_token_ids:
             return {}
         return {
@@ -172,7 +178,7 @@ class _OpenAISerializer(ABC):
         return orjson.dumps({**data, **self._beside_choices(), "usage": self._usage()})
 
     @abstractmethod
-    def _whole(self, choice: Choice) -> dict[str, Any]: ...
+    def _whole(self, choice: Choice) -> dict[str, object]: ...
 
     def _beside_choices(self) -> dict[str, object]:
         return {}
@@ -202,7 +208,9 @@ class ChatSerializer(_OpenAISerializer):
         around = self._around[index] = (before + mark[:-2], after)
         return around
 
-    def _chunk(self, index: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+    def _chunk(
+        self, index: int, delta: dict[str, object], finish: str | None = None, more: Mapping[str, object] = {}
+    ) -> bytes:
         return self._chunk_of({"index": index, "delta": delta, "logprobs": None, "finish_reason": finish, **more})
 
     def update(self, update: ChoiceUpdate) -> bytes:
@@ -225,13 +233,13 @@ class ChatSerializer(_OpenAISerializer):
             deltas = [{"content": ""}]
         chunks = []
         for delta in deltas:
-            chunks.append(self._chunk(update.index, delta, **more))
+            chunks.append(self._chunk(update.index, delta, more=more))
             more = {}
         if update.finish_reason is not None:
             chunks.append(self._chunk(update.index, {}, chat_finish_reason(choice)))
         return b"".join(chunks)
 
-    def _delta(self, index: int, piece: Piece) -> dict[str, Any] | None:
+    def _delta(self, index: int, piece: Piece) -> dict[str, object] | None:
         """Return a piece's delta. A custom call's input can only be read from its complete arguments, so it is one
         delta."""
         match piece:
@@ -245,18 +253,18 @@ class ChatSerializer(_OpenAISerializer):
                 return self._custom_input(index, call)
         return chat_delta(piece)
 
-    def _custom_input(self, index: int, call: int) -> dict[str, Any]:
+    def _custom_input(self, index: int, call: int) -> dict[str, object]:
         given = custom_input(self._inputs.pop((index, call)))
         return {"tool_calls": [{"index": call, "custom": {"input": given}}]}
 
-    def _message(self, reply: Reply) -> dict[str, Any]:
+    def _message(self, reply: Reply) -> dict[str, object]:
         message = assistant_message(reply)
         for place, call in enumerate(reply.calls):
             if call.name in self._custom:
                 message["tool_calls"][place] = custom_call(call.id, call.name, custom_input(call.arguments))
         return message
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
+    def _whole(self, choice: Choice) -> dict[str, object]:
         state, end = self._state, len(choice.token_ids)
         wanted = state.options.top_logprobs is not None
         return {
@@ -286,11 +294,11 @@ class CompletionSerializer(_OpenAISerializer):
         if not self._state.echoed:
             return b""
         return b"".join(
-            self._chunk(choice.index, self._echo(choice), logprobs=self._echoed_logprobs(choice))
+            self._chunk(choice.index, self._echo(choice), more={"logprobs": self._echoed_logprobs(choice)})
             for choice in self._state.choices
         )
 
-    def _echoed_logprobs(self, choice: Choice) -> dict[str, Any] | None:
+    def _echoed_logprobs(self, choice: Choice) -> dict[str, list[Any] | None] | None:
         """Return the logprobs of the prompt, or None unless the request has both ``echo`` and ``logprobs``."""
         state, place = self._state, choice.index // self._state.per_prompt
         wanted = state.options.top_logprobs
@@ -298,7 +306,7 @@ class CompletionSerializer(_OpenAISerializer):
             return None
         return prompt_logprobs(state.codec, state.prompts[place], state.scores[place], wanted)
 
-    def _chunk(self, index: int, text: str, finish: str | None = None, **more: Any) -> bytes:
+    def _chunk(self, index: int, text: str, finish: str | None = None, more: Mapping[str, object] = {}) -> bytes:
         return self._chunk_of({"index": index, "text": text, "logprobs": None, "finish_reason": finish, **more})
 
     def update(self, update: ChoiceUpdate) -> bytes:
@@ -307,14 +315,14 @@ class CompletionSerializer(_OpenAISerializer):
         more = self._token_fields(choice, update.start, update.end)
         if state.options.top_logprobs is not None and update.end > update.start:
             offset = self._offsets[update.index]
-            more["logprobs"] = completion_logprobs(state.codec, choice, update.start, update.end, offset)
-            self._offsets[update.index] += sum(map(len, more["logprobs"]["tokens"]))
+            more["logprobs"] = found = completion_logprobs(state.codec, choice, update.start, update.end, offset)
+            self._offsets[update.index] += sum(map(len, found["tokens"] or ()))
         if not (update.text or more or update.finish_reason):
             return b""
         finish = update.finish_reason.value if update.finish_reason else None
-        return self._chunk(update.index, update.text, finish, **more)
+        return self._chunk(update.index, update.text, finish, more)
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
+    def _whole(self, choice: Choice) -> dict[str, object]:
         state, echo, place = self._state, self._echo(choice), choice.index // self._state.per_prompt
         wanted = state.options.top_logprobs is not None
         end = 0 if state.no_answer else len(choice.token_ids)
@@ -350,7 +358,7 @@ class DialectWriter(Protocol):
 
     def closing(self, summary: ResponseSummary) -> bytes: ...
 
-    def whole(self, reply: Reply, summary: ResponseSummary) -> dict[str, Any]: ...
+    def whole(self, reply: Reply, summary: ResponseSummary) -> dict[str, object]: ...
 
 
 @dataclass(frozen=True)

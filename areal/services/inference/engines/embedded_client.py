@@ -48,7 +48,7 @@ class EmbeddedClient(EngineClient):
 
     def _request(self, call: EngineCall) -> GenerateRequest:
         sampling = sampling_fields(call)
-        body: dict[str, Any] = {"sampling": sampling, "stream": call.stream, "request_id": call.request_id}
+        body: dict[str, object] = {"sampling": sampling, "stream": call.stream, "request_id": call.request_id}
         body["input_ids"] = call.prompt if len(call.prompts) == 1 else call.prompts
         if call.images:
             body["image_data"] = call.images

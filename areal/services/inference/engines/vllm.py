@@ -309,7 +309,7 @@ def _failure_of(state: str | None) -> str | None:
     return state.removeprefix("failed: ") if state is not None and state.startswith("failed: ") else None
 
 
-def _sampling(call: EngineCall) -> dict[str, Any]:
+def _sampling(call: EngineCall) -> dict[str, object]:
     sampling = {_WIRE_NAMES.get(name, name): value for name, value in sampling_fields(call).items()}
     sampling.pop("top_logprobs", None)
     if call.sampling.greedy:
@@ -320,7 +320,7 @@ def _sampling(call: EngineCall) -> dict[str, Any]:
     return {**sampling, "logprobs": call.sampling.top_logprobs, "skip_special_tokens": False}
 
 
-def spans_body(call: EngineCall, model: str, interval: int) -> dict[str, Any]:
+def spans_body(call: EngineCall, model: str, interval: int) -> dict[str, object]:
     """Return the body of a call of ``/inference/v1/generate``, with events of at least ``interval`` tokens."""
     sampling = {**_sampling(call), "detokenize": False}
     if call.stream:

@@ -145,8 +145,8 @@ class TokenSample:
 class TextSample:
     """One choice of an external model: the request's messages and the assistant's message."""
 
-    messages: Sequence[Mapping[str, Any]]
-    response: Mapping[str, Any]
+    messages: Sequence[Mapping[str, object]]
+    response: Mapping[str, object]
     finish_reason: str
     after: bytes | None = None
     extra: ReplayData = field(default_factory=ReplayData)
@@ -218,8 +218,8 @@ class TokenTurn(RecordedTurn):
 
 @dataclass(frozen=True)
 class TextTurn(RecordedTurn):
-    messages: Sequence[Mapping[str, Any]]
-    response: Mapping[str, Any]
+    messages: Sequence[Mapping[str, object]]
+    response: Mapping[str, object]
     extra: ReplayData
 
     def size(self) -> dict[str, int]:
