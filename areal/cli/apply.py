@@ -19,28 +19,10 @@ import click
 
 from areal.cli.failures import error_lines, fault_lines
 from areal.cli.manifest import DryRunCommand, SourceFlags, dry_run_option, print_manifests, source_options
-from areal.cli.objects import (
-    complete_targets,
-    one_ref,
-    parse_refs,
-    select,
-    select_all,
-    stored,
-    targets_argument,
-)
+from areal.cli.objects import complete_targets, one_ref, parse_refs, select, select_all, stored, targets_argument
 from areal.cli.operate import approver, mutate, mutation
 from areal.cli.options import Invocation, Seconds, change_options, gather, interactive
-from areal.cli.output import (
-    Column,
-    clock,
-    dump,
-    emit_one,
-    emit_rows,
-    field,
-    show,
-    to_yaml,
-    write,
-)
+from areal.cli.output import Column, clock, dump, emit_one, emit_rows, field, show, to_yaml, write
 from areal.cli.remote import local_options
 from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageFault, with_names, worst_exit
 from areal.numbers import iso

@@ -24,19 +24,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from areal.cli.live import (
-    Live,
-    LivePage,
-    LiveRow,
-    LiveTarget,
-    Pane,
-    failed,
-    paged,
-    press,
-    refreshed,
-    resized,
-    screen,
-)
+from areal.cli.live import Live, LivePage, LiveRow, LiveTarget, Pane, failed, paged, press, refreshed, resized, screen
 from areal.cli.logs import FollowedLogs, LinePrinter, LogQuery, logged
 from areal.cli.output import Row, Table, folded, orderable, text_of
 from areal.dataclasses import replace

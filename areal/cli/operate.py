@@ -20,14 +20,7 @@ import click
 from areal import interrupt
 from areal.cli import options
 from areal.cli.failures import error_lines, report
-from areal.cli.objects import (
-    complete_names,
-    complete_targets,
-    one_ref,
-    parse_refs,
-    select,
-    targets_argument,
-)
+from areal.cli.objects import complete_names, complete_targets, one_ref, parse_refs, select, targets_argument
 from areal.cli.options import Invocation, change_options, interactive, stack, timeout
 from areal.cli.output import emit_rows, field, show
 from areal.cli.remote import checked_url, gateway, refuse_remote_context

@@ -39,15 +39,7 @@ from areal.client.errors import (
 )
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError
-from areal.http.client import (
-    CallFailed,
-    Connection,
-    HttpClient,
-    HttpReply,
-    NotConnected,
-    PendingCall,
-    parse_address,
-)
+from areal.http.client import CallFailed, Connection, HttpClient, HttpReply, NotConnected, PendingCall, parse_address
 from areal.http.events import EventReader
 from areal.wire.bodies import IDEMPOTENCY_KEY
 

@@ -21,16 +21,7 @@ from typing import Any, NamedTuple
 
 from areal.dataclasses import dataclass, field
 from areal.errors import did_you_mean
-from areal.resources.operations import (
-    BINARY,
-    FUNCTIONS,
-    MAX_TEXT,
-    OperandError,
-    check_size,
-    negate,
-    to_text,
-    type_name,
-)
+from areal.resources.operations import BINARY, FUNCTIONS, MAX_TEXT, OperandError, check_size, negate, to_text, type_name
 from areal.resources.secrets import is_secret_name, is_secret_value
 from areal.resources.tree import ABSENT
 

@@ -13,15 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, Union, get_args, get_origin
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, WithJsonSchema, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 

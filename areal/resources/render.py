@@ -46,15 +46,7 @@ from areal.resources.nodes import (
     with_entry,
     without_entry,
 )
-from areal.resources.resource import (
-    Rendered,
-    Resource,
-    acyclic,
-    assemble,
-    place_references,
-    served_once,
-    unique,
-)
+from areal.resources.resource import Rendered, Resource, acyclic, assemble, place_references, served_once, unique
 from areal.resources.tree import FieldPath, bracketed, path_text
 from areal.resources.validation import spec_model
 from areal.resources.yaml_io import MAX_DEPTH, load_value

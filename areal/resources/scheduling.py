@@ -13,16 +13,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from areal.resources.fields import (
-    EXPRESSION,
-    PositiveSeconds,
-    Schema,
-    SpecModel,
-    Text,
-    given,
-    when,
-    written,
-)
+from areal.resources.fields import EXPRESSION, PositiveSeconds, Schema, SpecModel, Text, given, when, written
 from areal.resources.kinds import BACKENDS
 from areal.resources.tree import UpdateClass
 

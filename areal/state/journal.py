@@ -25,13 +25,7 @@ from typing import Any, Required, TypedDict
 
 from areal.dataclasses import dataclass, field
 from areal.files import parse_json, still_named, sync_folder, try_lock, write_all
-from areal.state.files import (
-    GroupCommit,
-    crash_point,
-    explain,
-    make_folder,
-    names_in,
-)
+from areal.state.files import GroupCommit, crash_point, explain, make_folder, names_in
 from areal.state.home import Home
 from areal.state.locks import actor
 

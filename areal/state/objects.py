@@ -42,16 +42,7 @@ from areal.state.files import (
 )
 from areal.state.home import Home
 from areal.state.locks import lock_store, share_store
-from areal.state.records import (
-    Layer,
-    Listing,
-    Revision,
-    StoredObject,
-    decode,
-    decode_revision,
-    encode,
-    encode_revision,
-)
+from areal.state.records import Layer, Listing, Revision, StoredObject, decode, decode_revision, encode, encode_revision
 
 KEEP = 20
 

@@ -30,16 +30,7 @@ from areal.api.config.experiment import BaseExperimentConfig, PPOConfig
 from areal.api.config.fields import build
 from areal.errors import ArealError, InvalidManifest, NotFound, UsageFault, closest
 from areal.interrupt import STATUS, is_interrupt
-from areal.resources.tree import (
-    TRAINERS,
-    BadOverride,
-    FieldPath,
-    apply_override,
-    dotted,
-    lifted,
-    over,
-    parse_override,
-)
+from areal.resources.tree import TRAINERS, BadOverride, FieldPath, apply_override, dotted, lifted, over, parse_override
 from areal.wire.fields import Faults, hints_of
 
 Mark = tuple[int, int]

@@ -11,13 +11,7 @@ import click
 
 from areal.cli.apply import converge, preview, resource, spec_of
 from areal.cli.manifest import DryRunCommand, dry_run_option
-from areal.cli.objects import (
-    complete_names,
-    model_name_option,
-    service_name,
-    service_option,
-    stored,
-)
+from areal.cli.objects import complete_names, model_name_option, service_name, service_option, stored
 from areal.cli.operate import approver, mutate
 from areal.cli.options import Invocation, Seconds, change_options, gather, stack, stop_options, timeout
 from areal.cli.remote import refuse_remote_context

@@ -12,13 +12,7 @@ from typing import Any
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds.replica_plan import close_replicas, open_replicas, settle, stop_replicas
 from areal.reconcilers.kinds.replicas import PROXY, ReplicaWork
-from areal.reconcilers.kinds.service_plan import (
-    ServicePlan,
-    ServiceView,
-    called_first,
-    called_inputs,
-    inference_inputs,
-)
+from areal.reconcilers.kinds.service_plan import ServicePlan, ServiceView, called_first, called_inputs, inference_inputs
 from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Verb
 from areal.reconcilers.planning import Action, Planning

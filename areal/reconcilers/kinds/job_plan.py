@@ -27,14 +27,7 @@ from areal.hub import TOKENIZER_FILES, is_id
 from areal.reconcilers.desired import Target, Wanted, compared, is_derived, needs_of, with_derived, with_layer
 from areal.reconcilers.kinds import StageReporter
 from areal.reconcilers.kinds.inference_launch import HubModel, hub_of, require_ids
-from areal.reconcilers.kinds.job_config import (
-    BUILT_IN,
-    CLUSTERS,
-    PROCESSES,
-    JobConfig,
-    expand_job,
-    require_runnable,
-)
+from areal.reconcilers.kinds.job_config import BUILT_IN, CLUSTERS, PROCESSES, JobConfig, expand_job, require_runnable
 from areal.reconcilers.kinds.job_status import DRIVER, JobPhase, JobStatus, has_ended, job_status
 from areal.reconcilers.kinds.scheduling_spec import with_placement
 from areal.reconcilers.kinds.service_plan import called_first

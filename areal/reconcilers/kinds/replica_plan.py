@@ -12,15 +12,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 
 from areal.errors import NoCapacity
-from areal.reconcilers.kinds.replicas import (
-    PROXY,
-    Extras,
-    Replica,
-    ReplicaWork,
-    extras_of,
-    not_replaced,
-    with_callers,
-)
+from areal.reconcilers.kinds.replicas import PROXY, Extras, Replica, ReplicaWork, extras_of, not_replaced, with_callers
 from areal.reconcilers.observe import ObservedRun, Seen
 from areal.reconcilers.plan import FEWER_REPLICAS, Drift, SettleRoutes, SoakRuns, Verb
 from areal.reconcilers.planning import Action, stoppable, unseen

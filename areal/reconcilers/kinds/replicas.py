@@ -18,15 +18,7 @@ from areal.errors import NoCapacity
 from areal.reconcilers.kinds.service_plan import ServiceView
 from areal.reconcilers.observe import ObservedRun, Seen
 from areal.reconcilers.plan import DrainWorker, RemoveRoutes, SetRoutes, StartRun, Verb
-from areal.reconcilers.planning import (
-    Action,
-    Component,
-    Decision,
-    ObjectWork,
-    Started,
-    key_input,
-    unseen,
-)
+from areal.reconcilers.planning import Action, Component, Decision, ObjectWork, Started, key_input, unseen
 from areal.resources.fields import RolloutStrategy
 from areal.wire.routing import ModelEntry, Readiness, Snapshot
 

@@ -23,14 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from areal.api.engine_api import CheckpointUnreadable, LossFn, TokenOutputs, Update, WeightFn
 from areal.errors import UsageFault
 from areal.training.algorithms.losses import token_outputs
-from areal.training.batches import (
-    Batch,
-    PackedRows,
-    pack,
-    select,
-    target_mask,
-    to_device,
-)
+from areal.training.batches import Batch, PackedRows, pack, select, target_mask, to_device
 from areal.training.engines import configured_settings
 from areal.training.engines.base import EngineBase, Parts, share_of
 from areal.training.engines.head import Targets, install_head

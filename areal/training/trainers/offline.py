@@ -12,13 +12,7 @@ from torch import Tensor
 from areal.api.cli_args import DPOConfig, TrainEngineConfig
 from areal.api.engine_api import TokenOutputs
 from areal.errors import UsageFault
-from areal.training.algorithms.losses import (
-    PairLoss,
-    dpo_loss,
-    masked_mean,
-    reward_model_loss,
-    sft_loss,
-)
+from areal.training.algorithms.losses import PairLoss, dpo_loss, masked_mean, reward_model_loss, sft_loss
 from areal.training.batches import Batch, lengths, paired_batch, select, split_rows, token_batch
 from areal.training.metrics import Metrics
 from areal.training.trainers.base import Trainer

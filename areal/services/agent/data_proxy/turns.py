@@ -26,13 +26,7 @@ import orjson
 from areal.dataclasses import dataclass, field
 from areal.http.client import CallFailed, Connection, NotConnected
 from areal.services.agent.data_proxy.inference import RlSessions
-from areal.services.agent.data_proxy.journal import (
-    Outcome,
-    RlSession,
-    SessionEntry,
-    TurnEntry,
-    TurnRequestKey,
-)
+from areal.services.agent.data_proxy.journal import Outcome, RlSession, SessionEntry, TurnEntry, TurnRequestKey
 from areal.services.agent.data_proxy.worker import (
     ALL_EVENTS,
     PairWorker,

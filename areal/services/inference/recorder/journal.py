@@ -65,13 +65,7 @@ from areal.services.inference.recorder.session import (
 from areal.services.inference.recorder.storage import SEQUENCES, open_writer
 from areal.services.inference.recorder.tables import SessionTables, row_id, session_rows
 from areal.services.journal.keys import key_digest, new_session_key
-from areal.services.journal.storage import (
-    CorruptRecord,
-    Journal,
-    JournalFolder,
-    closed_on_error,
-    journal_tag,
-)
+from areal.services.journal.storage import CorruptRecord, Journal, JournalFolder, closed_on_error, journal_tag
 from areal.wire.bodies import Rewarded
 from areal.wire.processes import Retention
 

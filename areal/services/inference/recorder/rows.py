@@ -32,14 +32,7 @@ from areal.dataclasses import dataclass, field, replace
 from areal.services.http.errors import bad_field
 from areal.services.inference.recorder.records import RecordedTurn, TextTurn, TokenTurn, TrajectoryTurns
 from areal.wire.bodies import LARGEST_F32
-from areal.wire.columns import (
-    COLUMNS,
-    TOKEN_COLUMNS,
-    ExportedInteraction,
-    ExportedRow,
-    ExportError,
-    FailedCalls,
-)
+from areal.wire.columns import COLUMNS, TOKEN_COLUMNS, ExportedInteraction, ExportedRow, ExportError, FailedCalls
 
 
 def own_reward(turn: RecordedTurn) -> float:

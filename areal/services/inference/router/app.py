@@ -51,16 +51,7 @@ from areal.wire.bodies import (
     scrape_target,
 )
 from areal.wire.processes import RouterConfig
-from areal.wire.routing import (
-    CORDONED,
-    DEAD,
-    DECLARED,
-    DRAINING,
-    READY,
-    Readiness,
-    WorkerEntry,
-    worker_base_url,
-)
+from areal.wire.routing import CORDONED, DEAD, DECLARED, DRAINING, READY, Readiness, WorkerEntry, worker_base_url
 
 # GET /watch: first the whole table, then after each change the whole table again, or with ``?changes`` only the
 # changes. One JSON object a line, with heartbeats in between. A follower gets all changes since its last line at once,

@@ -10,10 +10,7 @@ from typing import Any
 
 import torch
 from megatron.core.models.gpt import GPTModel
-from megatron.core.tensor_parallel import (
-    gather_from_sequence_parallel_region,
-    gather_from_tensor_model_parallel_region,
-)
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, gather_from_tensor_model_parallel_region
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
