@@ -361,6 +361,21 @@ def test_server_ending_under_open_page_is_reported(objects: None, tab: Callable[
     assert "qwen-1" in it.page.inner_text("main"), "what was read stays"
 
 
+def test_view_opened_while_server_was_away_is_shown_once_it_is_back(objects: None, tab: Callable[..., Tab]) -> None:
+    it = tab(noisy=True)
+    it.open()
+    it.page.wait_for_selector("text=qwen-1")
+    it.page.context.set_offline(True)
+    it.page.route("**/api/changes*", lambda route: route.abort())  # the stream ends with the connection
+    it.press("g", "t")
+    it.page.wait_for_selector("text=the view failed")
+    it.page.wait_for_selector("text=not connected since")
+    it.page.context.set_offline(False)
+    it.page.unroute("**/api/changes*")
+    it.at("/top")
+    it.page.wait_for_selector("main table")
+
+
 def test_page_without_its_token_asks_for_it_and_then_opens(objects: None, tab: Callable[..., Tab]) -> None:
     it = tab(noisy=True)
     it.page.goto(it.server.url + "/")
@@ -370,6 +385,15 @@ def test_page_without_its_token_asks_for_it_and_then_opens(objects: None, tab: C
     it.page.wait_for_selector("text=this is not the token")
     it.page.fill("input[name=token]", f"{it.server.url}/#token={it.server.token}")
     it.press("Enter")
+    it.page.wait_for_selector("text=qwen-1")
+    assert it.server.token not in it.page.url
+
+
+def test_address_with_new_token_opens_in_place_of_the_same_page(objects: None, tab: Callable[..., Tab]) -> None:
+    it = tab(noisy=True)
+    it.page.goto(it.server.url + "/#token=of-a-server-before")
+    it.page.wait_for_selector("text=This page needs its token")
+    it.page.goto(f"{it.server.url}/#token={it.server.token}")
     it.page.wait_for_selector("text=qwen-1")
     assert it.server.token not in it.page.url
 

@@ -14,6 +14,11 @@ function takeToken() {
   return given || sessionStorage.getItem(STORED) || "";
 }
 
+// The address of a server that was started again, put in the place of this page's: the browser loads nothing for a fragment.
+addEventListener("hashchange", () => {
+  if (location.hash.startsWith("#token=")) { takeToken(); location.reload(); }
+});
+
 export function setToken(given) {
   const text = given.trim();
   token = text.includes("token=") ? new URLSearchParams(text.slice(text.indexOf("token="))).get("token") : text;

@@ -86,13 +86,14 @@ function View({ route }) {
     if (route.view) load(route.view).then((found) => gone || setModule(found), (error) => gone || setFailed(error));
     return () => { gone = true; };
   }, [route.view]);
+  useEffect(() => failed ? onLive(() => live.connected && location.reload()) : undefined, [failed]); // browsers keep a failed import
   useEffect(() => {
     const name = module?.title?.(route);
     document.title = name ? `${name} · areal` : "areal";
     if (module || failed || broken) document.body.dataset.shown = route.path; // its keys are heard from now on
   }, [module, failed, broken, route]);
   if (!route.view) return html`<${Loading} error=${{ type: "NotFound", message: `there is no page ${route.path}`, hint: "esc goes to the objects" }} />`;
-  if (failed || broken) return html`<${Loading} error=${{ message: `the view failed: ${(failed || broken).message}`, hint: "reload the page" }} />`;
+  if (failed || broken) return html`<${Loading} error=${{ message: `the view failed: ${(failed || broken).message}`, hint: failed ? "it is loaded again when the server answers" : "reload the page" }} />`;
   return module && html`<${module.default} route=${route} />`;
 }
 
