@@ -26,6 +26,7 @@ _VERSION = "13"
 _MOST_WAITING = 16  # unreceived messages at which reading pauses
 _MOST_WAITING_BYTES = 256 * 1024
 _FIRST_BYTES = 8 * 1024
+_SLICE_BYTES = 4096  # parsed at once: up to 700 frames, about 40 ms
 _PING_S = 30.0
 _SILENCE_S = 75.0
 
@@ -66,6 +67,7 @@ class WebSocket:
         self._protocol = Connection(ConnectionType.SERVER, extensions=[self._limit])
         self._parts: list[str] = []
         self._size = 0  # bytes of the parts
+        self._unparsed = bytearray()
         self._messages: deque[tuple[str, int]] = deque()  # with their bytes
         self._waiting_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -93,7 +95,7 @@ class WebSocket:
 
     def _hold_input(self) -> None:
         full = len(self._messages) >= _MOST_WAITING or self._waiting_bytes >= _MOST_WAITING_BYTES
-        self._connection.hold_input(full)
+        self._connection.hold_input(full or bool(self._unparsed))
 
     async def send(self, text: str) -> None:
         """Send a message once the caller keeps up. Raises ConnectionResetError if the connection has ended."""
@@ -123,17 +125,30 @@ class WebSocket:
 
     def received(self, data: bytes) -> None:
         self._last_input_at, self._pinged = self._loop.time(), False
-        if self._protocol.state is not ConnectionState.OPEN:  # input of a closing one is discarded
-            return
-        self._protocol.receive_data(data)
-        for event in self._protocol.events():
-            self._handle(event)
-            if self._protocol.state is not ConnectionState.OPEN:
-                return
+        is_parsing = bool(self._unparsed)
+        self._unparsed += data
+        if not is_parsing:
+            self._parse()
+
+    def _parse(self) -> None:
+        """Parse a slice of the input, and the next one later: many small frames do not hold up other callers."""
+        data = bytes(self._unparsed[:_SLICE_BYTES])
+        del self._unparsed[:_SLICE_BYTES]
+        if data and self._protocol.state is ConnectionState.OPEN:
+            self._protocol.receive_data(data)
+            for event in self._protocol.events():
+                self._handle(event)
+                if self._protocol.state is not ConnectionState.OPEN:
+                    break
         if self._first_bytes is not None:
             self._first_bytes += len(data)
             if self._first_bytes > 2 * _FIRST_BYTES:  # frames without an end, or without content
                 self._refuse_size(_FIRST_BYTES)
+        if self._protocol.state is not ConnectionState.OPEN:  # input of a closing one is discarded
+            self._unparsed.clear()
+        elif self._unparsed:
+            self._loop.call_soon(self._parse)
+        self._hold_input()
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -184,6 +199,7 @@ class WebSocket:
         self._connection.budget.give(self._size)
         self._size = 0
         self._parts.clear()
+        self._unparsed.clear()
         self._end()
 
     def go_away(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 from wsproto.connection import Connection, ConnectionType
-from wsproto.events import CloseConnection, Ping, TextMessage
+from wsproto.events import CloseConnection, Ping, Pong, TextMessage
 
 from areal.services.http.messages import BodyBudget, ServerConnection
 from areal.services.http.websocket import WebSocket
@@ -82,3 +82,21 @@ async def test_disconnected_caller_breaks_nothing(transport: Transport, socket: 
     assert not socket.is_gone(asyncio.get_running_loop().time() + 40)
     socket.close()
     assert await socket.receive() is None
+
+
+async def test_many_small_frames_do_not_hold_up_others(transport: Transport, socket: WebSocket) -> None:
+    pong = transport.caller.send(Pong())
+    socket.received(pong * 5000 + transport.caller.send(TextMessage(data="last")))
+    assert transport.held[-1] is True
+    turns = 0
+    while transport.held[-1]:
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns > 5 and await socket.receive() == "last"
+
+
+async def test_input_that_is_not_parsed_ends_with_the_connection(transport: Transport, socket: WebSocket) -> None:
+    socket.received(transport.caller.send(Pong()) * 5000 + transport.caller.send(TextMessage(data="last")))
+    socket.lost()
+    await asyncio.sleep(0.01)
+    assert await socket.receive() is None and not socket._unparsed
