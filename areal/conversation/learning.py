@@ -64,10 +64,10 @@ def trained_tokens(
         value = conversation.messages[last][name]
         raise ConversationError(f"messages[{last}].{name}", f"is {value!r}, so nothing of the row is trained")
     for at, message in enumerate(conversation.messages):
-        if message["role"] != "assistant" and (
-            name := next((each for each in _IS_TRAINED[1:] if message.get(each)), "")
-        ):
-            raise ConversationError(f"messages[{at}].{name}", "is true: only messages of the assistant are trained")
+        if at not in learned and (name := next((each for each in _IS_TRAINED if message.get(each)), "")):
+            why = "with train_on: last, only the last message is trained"
+            why = why if row.is_assistant(at) else "only messages of the assistant are trained"
+            raise ConversationError(f"messages[{at}].{name}", f"is {message[name]!r}: {why}")
     return row.tokens(spans)
 
 

@@ -97,7 +97,7 @@ _REASONING: Mapping[str, tuple[str, ...]] = {
     "seed_oss": (),
     "mistral": (),
     "granite": (),
-    "hy_v3": ("hunyuan",),
+    "hy_v3": (),
     "apertus": ("apertus2509",),
 }
 _BOTH = (*WHOLE, "cohere_command3")

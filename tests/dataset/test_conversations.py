@@ -179,7 +179,8 @@ def test_messages_of_weight_zero_are_not_learned(tmp_path: Path, tokenizers: Any
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"messages": [{**USER, "train": True}, RAIN]}, "messages[0].train is true: only messages of the assistant"),
+        ({"messages": [{**USER, "train": True}, RAIN]}, "messages[0].train is True: only messages of the assistant"),
+        ({"messages": [USER, {**RAIN, "weight": 1}, USER, RAIN]}, "messages[1].weight is 1: with train_on: last, only"),
         ({"messages": [USER, {**RAIN, "train_detail": [{"begin_offset": 0}]}]}, "messages[1].train_detail is not read"),
         ({"messages": [USER, RAIN], "system": "Be brief."}, "system is not read"),
         ({"system_prompt": "Be brief.", "question": "Weather?", "response": "Rain."}, "system_prompt is not read"),
