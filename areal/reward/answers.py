@@ -23,7 +23,9 @@ _TAIL = 3000  # of a text without a marked answer: the patterns take quadratic t
 
 _SPECIAL_TOKEN = re.compile(r"</answer>|<\|[^|<>]*\|>|</s>|<end_of_turn>|<eos>")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
-_MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z|\S+(?: \S+)?\s*\Z)|<answer>\s*")  # before other text it is a heading
+_MARK = re.compile(
+    r"####\s*(?=[-+\d.$€£¥({*\\]|\Z|\S{1,99}(?: \S{1,99})?\s*\Z)|<answer>\s*"
+)  # before other text it is a heading
 _STATED = re.compile(
     r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+[-–—]\s|\s+(?:is|(?:would|must|should|has\sto)\s+be)\b)"
     r"|(?:故|应|题|，)选择?(?:选项)?|【?答案】?[是为选]?)[\s:：*\"“]*(?=[^\s.!?*])"
@@ -57,7 +59,7 @@ _BESIDE = re.compile(
 _CLOSING = re.compile(
     r"\n\s*(?:Let me know|[^\w\s]*Note\b(?! that)(?![^\n]*(?:=|\b(?:so|total|answer|thus|therefore|hence)\b))"
     r"|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z"
-    r"|(?<=[.!\n])\s*[^\w\s]*(?:Check|Verification|(?:To|Let['’]s|Let us|We) (?:can )?(?:check|verify))\b"
+    r"|(?<=[.!\n])[ ]?[^\w\s]{0,9}(?:Check|Verification|(?:To|Let['’]s|Let us|We) (?:can )?(?:check|verify))\b"
     r"(?!.*\b(?i:so|answer|thus|therefore|hence|total)\b).*\Z",
     re.DOTALL,
 )
@@ -157,6 +159,8 @@ _JOINED = re.compile(
 def final_answer(text: str, in_words: bool = False) -> str | None:
     """Return the final answer in a text; None if there is none, or if it was truncated. With ``in_words``, prose that
     ends with words is not searched for a number."""
+    if not isinstance(text, str):
+        raise TypeError(f"the completion is a {type(text).__name__}, not a text")
     text = _SPECIAL_TOKEN.sub("", text.rpartition("</think>")[2].partition("<think>")[0])
     marks = [*_BOX.finditer(text), *_MARK.finditer(text)]
     if not marks:
@@ -191,7 +195,7 @@ def _unmarked(text: str, in_words: bool) -> str | None:
     stated = _THUS.sub("", sentence).removesuffix(" only")
     if not is_stated and (truth := _TRUTH.match(stated)):
         return truth[1]
-    subject = None if is_stated else re.fullmatch(r"(.+?)\s(?:is|are)\s(?:the|our)\s[^,]*", stated)
+    subject = None if is_stated else re.fullmatch(r"(.+?)\s(?:is|are)\s(?:the|our)\s(?:(?!\band\b)[^,.;])*\.?", stated)
     if subject and _is_formula(subject[1]):
         return subject[1]
     if not is_stated and not in_words and (formula := _formula_at_end(stated)):
@@ -232,7 +236,11 @@ def _formula_at_end(sentence: str) -> str | None:
 
 def right_answer(answer: Any) -> str:
     """Return the reference answer of a row: the marked answer of its solution, else the whole text. Raises ValueError
-    if it is empty."""
+    if it is empty, and for what is neither one text nor a number."""
+    if isinstance(answer, (list, tuple)) and len(answer) == 1:
+        answer = answer[0]
+    if isinstance(answer, (bytes, list, tuple, dict)):
+        raise ValueError(f"the row's answer is a {type(answer).__name__}, not a text or a number: {str(answer)[:80]}")
     text = "" if answer is None else str(answer).strip()
     found = final_answer(text) if _BOX.search(text) or _MARK.search(text) else text
     if not found:

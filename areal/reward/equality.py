@@ -55,6 +55,8 @@ def same(answer: Node | None, right: Node | None) -> bool:
         return _same_values_of(names or others or {}, right if names else answer)
     if isinstance(answer, Relation) and isinstance(right, Relation):
         return _same_relation(answer, right)
+    if isinstance(answer, Relation) and {*answer.operators} == {"="} and not answer.values:  # an identity
+        return all(same(quantity(each), right) for each in answer.sides)
     if isinstance(answer, Relation) and answer.values:
         return _is_consistent(answer) and any(same(value, right) for value in answer.values)
     if isinstance(right, Relation) and right.values and not re.search(r"[-+*/^]|frac(?![A-Z]{4})", right.name):

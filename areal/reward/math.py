@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from areal.reward.answers import final_answer, right_answer, same_expression
-from areal.reward.notation import tokens
+from areal.reward.notation import LONGEST, tokens
 
 
 def math_verify_reward_fn(
@@ -20,7 +20,7 @@ def math_verify_reward_fn(
     clock: the same texts have the same reward on a busy machine. Raises ImportError without mpmath, ValueError for a
     row without an answer."""
     right = right_answer(answer)
-    found = final_answer(completions, in_words=all(each.kind == "w" for each in tokens(right)))
+    found = final_answer(completions, in_words=all(each.kind == "w" for each in tokens(right[:LONGEST])))
     return float(found is not None and same_expression(found, right))
 
 

@@ -83,6 +83,7 @@ _REWRITES = r"""
 \b(\d+)\s+(?:\\text\{\s*)?to\s*\}?\s+(\d+)\b => \1:\2
 \b(\d+)\s+(?:\\text\{\s*)?(?:in|out\s+of)\s*\}?\s+(\d+)\b => \1/\2
 \(\s*((?:\\approx|or\b)[^()]*)\) => \1
+(?<=[\d}])(?:\s|\\ )*\(\s*(-?[\d.]+\s*\\?%)\s*\)\Z => = \1
 °\s*\\{{text}}\s*\{\s*([CF])\s*\}|(?:°|\bdegrees?)\s*([CF])(?:elsius|ahrenheit)?\b => \\text{ deg\1\2}
 (?<=\d)\s*'\s*(\d+)\s*(?:''|") => \\text{ ft }\1\\text{ in}
 (?<=\d)\s+(?:\\text\{\s*)?in the (?:afternoon|evening)\s*\}? => \\text{ pm}
@@ -147,8 +148,8 @@ _SIGNS = dict(
     re.findall(
         r"(\S)(\S+)",
         r"""−- –- —- ×\times ·\cdot ÷\div ⁄/ ∪\cup ∩\cap ∞\infty π\pi ≤\le ≥\ge ≠\ne ≈\approx ∅\emptyset ±\pm ∈\in
-        ∠\angle △\triangle θ\theta ≡\equiv Ω\Omega Ω\Omega Å\AA µ\mu μ\mu ⇒\Rightarrow ¢cents 、, 。. ；; 或or 和and
-        与and 且and""",
+        ∠\angle △\triangle θ\theta ≡\equiv Ω\Omega Ω\Omega Å\AA µ\mu μ\mu ⇒\Rightarrow ¢cents ٫. ٬, ،, ∶: 、, 。. ；;
+        或or 和and 与and 且and""",
     )
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
@@ -453,7 +454,7 @@ def _with_numbers(found: list[Token]) -> list[Token]:
         if token.kind == "w" and word in SCALES and is_amount:
             at = len(result) - (last.kind == "w")
             result[at:at] = [Token("o", "*"), Token("n", str(SCALES[word]))]
-        elif token.kind == "w" and (word in NUMBERS or [last.text, word] == ["a", "dozen"]):
+        elif token.kind == "w" and (word in NUMBERS or (last.text == "a" and word in SCALES)):
             number, taken = number_in_words(words[i:])
             result += [
                 Token("n" if each.isdigit() else "o", each, each == "(") for each in re.findall(r"\d+|.", number)

@@ -510,6 +510,17 @@ def test_call_within_interrupts_slow_call_on_any_thread() -> None:
         call_within(60.0, lambda: dict[str, str]()["no"])
 
 
+@pytest.mark.parametrize("reward", [gsm8k_reward_fn, math_verify_reward_fn])
+def test_what_is_no_text_is_refused_by_its_type(reward: Callable[..., float]) -> None:
+    for completion in (None, b"18", ["18"], 18):
+        with pytest.raises(TypeError, match=f"the completion is a {type(completion).__name__}, not a text"):
+            reward("q", completion, answer="18")
+    for answer in (b"18", ["18", "19"], {"a": 18}):
+        with pytest.raises(ValueError, match=f"the row's answer is a {type(answer).__name__}, not a text or a number"):
+            reward("q", r"\boxed{18}", answer=answer)
+    assert [reward("q", r"\boxed{18}", answer=each) for each in (18, 18.0, ["18"])] == [1.0, 1.0, 1.0]
+
+
 @given(st.text(), st.text(alphabet=st.characters(exclude_characters="{}\\<>|")))
 @settings(deadline=None)
 def test_last_box_is_found_in_any_text(before: str, inside: str) -> None:

@@ -287,7 +287,7 @@ def test_oversized_answer_is_wrong_without_deadline(answer: str) -> None:
     assert time.thread_time() - began < 5
 
 
-@pytest.mark.parametrize("part", ["\n", "*", "**a ", "(1 ab", "1 and ", "$", " "])
+@pytest.mark.parametrize("part", ["\n", "#", "*", "**a ", "(1 ab", "1 and ", "$", " "])
 def test_prose_is_read_in_bounded_time(part: str) -> None:
     began = time.thread_time()
     assert math_verify_reward_fn("q", part * 100_000, answer="18") == 0.0
