@@ -284,15 +284,16 @@ _RESERVED_FLAGS: Mapping[str, Mapping[str, str]] = {
         "pipeline-parallel-size": "backend",
         "lora-modules": "lora",
         "enable-lora": "lora",
-        **dict.fromkeys(("host", "port", "worker-extension-cls"), ""),
+        **dict.fromkeys(("host", "port", "api-key", "worker-extension-cls"), ""),
     },
     "sglang": {
-        "model-path": "path",
-        "tp-size": "backend",
-        "pp-size": "backend",
+        **dict.fromkeys(("model-path", "model"), "path"),
+        **dict.fromkeys(
+            ("tp-size", "tensor-parallel-size", "tp", "pp-size", "pipeline-parallel-size", "pp"), "backend"
+        ),
         "lora-paths": "lora",
         "enable-lora": "lora",
-        **dict.fromkeys(("host", "port"), ""),
+        **dict.fromkeys(("host", "port", "api-key", "admin-api-key"), ""),
     },
 }
 _OWN = ("embedded", DATA_PROXY)

@@ -169,6 +169,14 @@ def test_good_arguments_have_no_fault() -> None:
     assert list(engine_arg_faults("vllm", {"compilationConfig.mode": 0}, {"compilation-config"})) == []
 
 
+@pytest.mark.parametrize(
+    "name", ["model", "modelPath", "tensor_parallel_size", "tp", "pipeline-parallel-size", "api-key"]
+)
+def test_other_names_of_flags_set_by_areal_are_refused(name: str) -> None:
+    ((argument, fault),) = engine_arg_faults("sglang", {name: 2}, {"model", "tensor-parallel-size"})
+    assert argument == name and "set by areal" in fault
+
+
 @pytest.mark.parametrize("name", ["stream-interval", "streamInterval", "stream_interval"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_stream_interval_above_one_is_refused(engine: str, name: str) -> None:
