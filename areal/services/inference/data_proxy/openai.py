@@ -360,6 +360,10 @@ def _continues_last_message(fields: Fields, messages: Sequence[Mapping[str, obje
         raise bad_field(name, "needs the last message to be the assistant's, with text and no calls")
     if forced:
         raise bad_request(f"{name} does not go with a tool_choice that forces a call", param="tool_choice")
+    if fields.given("add_generation_prompt") and fields.flag("add_generation_prompt"):
+        raise bad_field(
+            "add_generation_prompt", f"does not go with {name}: a prompt ends with a new message, or an old one"
+        )
     return True
 
 

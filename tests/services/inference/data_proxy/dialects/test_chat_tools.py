@@ -196,6 +196,9 @@ def test_a_last_message_of_the_assistant_is_continued(service: Service, talking_
     answer = service.chat(messages=messages, continue_final_message=True)
     assert answer.json()["choices"][0]["message"]["content"] == "Hello there, friend!"
     assert prompts(service, talking_tokenizer)[0].endswith("<|im_start|>assistant\nIt is ")
+    both = {"messages": messages, "continue_final_message": True, "add_generation_prompt": True}
+    assert service.chat(**both).json()["error"]["param"] == "add_generation_prompt"
+    assert service.chat(**{**both, "add_generation_prompt": False}).status == 200
 
 
 def test_stop_strings_apply_before_parsing(service: Service) -> None:
