@@ -64,11 +64,7 @@ def _deadline(seconds: float) -> Iterator[None]:
 
 
 def load_attr(
-    path: str,
-    kind: str = "object",
-    *,
-    broken: type[ArealError] = UsageFault,
-    within_s: float = _IMPORT_S,
+    path: str, kind: str = "object", *, broken: type[ArealError] = UsageFault, within_s: float = _IMPORT_S
 ) -> Any:
     """Import an attribute. ``kind`` is its name in errors. Raises UsageFault for an invalid name, and for a module,
     file or attribute that does not exist; ``broken`` for an exception of the module, or for an import on the main

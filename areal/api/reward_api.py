@@ -7,14 +7,7 @@ from typing import Any, Protocol
 from areal.reward.frames import RewardError, RewardProcessLost, RewardRaised, RewardTimeout
 from areal.reward.pool import AsyncRewardWrapper
 
-__all__ = [
-    "AsyncRewardWrapper",
-    "RewardError",
-    "RewardFunction",
-    "RewardProcessLost",
-    "RewardRaised",
-    "RewardTimeout",
-]
+__all__ = ["AsyncRewardWrapper", "RewardError", "RewardFunction", "RewardProcessLost", "RewardRaised", "RewardTimeout"]
 
 
 class RewardFunction(Protocol):

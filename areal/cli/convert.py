@@ -210,9 +210,5 @@ def _manifests(draft: Draft, name: str) -> str:
     if not draft.backend:  # rows of a data set are not sampled
         return to_yaml([resource(TRAIN_JOB, name, job)], manifests=True)
     job["rollout"] = {"service": name, "model": name}
-    documents = [
-        resource(INFERENCE_SERVICE, name, {}),
-        resource(MODEL, name, model),
-        resource(TRAIN_JOB, name, job),
-    ]
+    documents = [resource(INFERENCE_SERVICE, name, {}), resource(MODEL, name, model), resource(TRAIN_JOB, name, job)]
     return to_yaml(documents, manifests=True)

@@ -62,7 +62,7 @@ INF_SESSIONS: dict[str, Leaf | Subtree] = {
 }
 
 TRAJECTORIES: dict[str, Leaf | Subtree] = {
-    "show": _leaf("inf.trajectories:show", "Show tokens with logprobs, versions and rewards."),
+    "show": _leaf("inf.trajectories:show", "Show tokens with logprobs, versions and rewards.")
 }
 
 INF: dict[str, Leaf | Subtree] = {

@@ -237,11 +237,7 @@ def _curve(row: Mapping[str, Any]) -> str:
     return sparkline(curve, (curve[0][0], curve[-1][0]), drawn_range(row["differences"]), _WIDTH)
 
 
-_KEYS = (
-    field("KEY", "key"),
-    Column("A", lambda row: _short(row["a"])),
-    Column("B", lambda row: _short(row["b"])),
-)
+_KEYS = (field("KEY", "key"), Column("A", lambda row: _short(row["a"])), Column("B", lambda row: _short(row["b"])))
 _UNTESTED = (
     field("METRIC", "metric"),
     Column("STEPS", lambda row: f"{row['from_step']}-{row['to_step']}", right=True),

@@ -149,14 +149,7 @@ service_stop_options = stack(
 
 
 def stop_service(
-    cli: Invocation,
-    kind: str,
-    name: str,
-    *,
-    grace: float | None,
-    keep_state: bool,
-    all_: bool,
-    cascade: bool,
+    cli: Invocation, kind: str, name: str, *, grace: float | None, keep_state: bool, all_: bool, cascade: bool
 ) -> int:
     from areal.reconcilers import operations
 

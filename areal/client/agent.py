@@ -39,13 +39,7 @@ class AsyncAgentSession:
     inference_session_id: str | None = None
 
     async def respond(
-        self,
-        /,
-        input: Input,
-        *,
-        idempotency_key: str | None = None,
-        timeout_s: float | None = None,
-        **fields: Any,
+        self, /, input: Input, *, idempotency_key: str | None = None, timeout_s: float | None = None, **fields: Any
     ) -> dict[str, Any]:
         """Run one turn and return the whole response. The request carries an ``Idempotency-Key``, a new one unless you
         set it, so that it is sent again if there is no response, and run once. A cancelled call cancels its turn. So

@@ -94,11 +94,7 @@ class Episodes:
                 await recorded.end()
             raise
         self._sessions[session.key] = recorded
-        return {
-            "session_id": session.key,
-            "inference_session_id": recorded.session_id,
-            "api_key": recorded.api_key,
-        }
+        return {"session_id": session.key, "inference_session_id": recorded.session_id, "api_key": recorded.api_key}
 
     async def step(
         self, input: Input, session_id: str, *, metadata: Mapping[str, object] | None = None

@@ -314,11 +314,7 @@ def _pay_percent(left: Any, right: Any) -> None:
         pay_format(left, right)
 
 
-BEFORE_OPERATION: Mapping[str, Callable[[Any, Any], None]] = {
-    "*": _pay_multiply,
-    "%": _pay_percent,
-    "**": _pay_power,
-}
+BEFORE_OPERATION: Mapping[str, Callable[[Any, Any], None]] = {"*": _pay_multiply, "%": _pay_percent, "**": _pay_power}
 
 # Methods of texts. The first are as long as their text at most; the others cost what stands there.
 LINEAR_METHODS = frozenset(

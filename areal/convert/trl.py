@@ -354,11 +354,7 @@ found = import_module({module!r}).{function}(
 )
 return float(found[0] or 0.0)
 """
-_BUILT_IN = {
-    "accuracy_reward": _ACCURACY,
-    "reasoning_accuracy_reward": _REASONED,
-    "think_format_reward": _FORMAT,
-}
+_BUILT_IN = {"accuracy_reward": _ACCURACY, "reasoning_accuracy_reward": _REASONED, "think_format_reward": _FORMAT}
 
 
 def _rewards(draft: Draft) -> None:

@@ -271,10 +271,7 @@ DPO_RULES: Mapping[str, Rule] = {
     "reference_free": refused("the reference is the model as it begins", False),
     **alike(ignored("there is one adapter"), "model_adapter_name ref_adapter_name"),
 }
-REWARD_RULES: Mapping[str, Rule] = {
-    **_PAIRS,
-    "center_rewards_coefficient": refused("rewards are not centred"),
-}
+REWARD_RULES: Mapping[str, Rule] = {**_PAIRS, "center_rewards_coefficient": refused("rewards are not centred")}
 
 _DEFAULTS: Mapping[str, object] = {
     "dtype": "float32",

@@ -162,10 +162,7 @@ class Connection(asyncio.Protocol):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def stream_to(
-        self,
-        sink: Callable[[bytes], None],
-        framed: Callable[[bytes], bool] | None = None,
-        window: Window | None = None,
+        self, sink: Callable[[bytes], None], framed: Callable[[bytes], bool] | None = None, window: Window | None = None
     ) -> None:
         """Give the rest of the body to ``sink`` as it arrives, and return at its end. Raises ResponseLost, and errors
         of ``sink``. The sink's owner controls the flow by ``pause`` and ``resume``. A chunk that arrives alone is first

@@ -73,11 +73,7 @@ def _converge(
 ) -> Outcome:
     command = CommandContext.open(ctx)
     return converge(
-        command,
-        lambda: plan_targets(command, choose, policy, whole=whole),
-        approve,
-        timeout_s=timeout_s,
-        check=check,
+        command, lambda: plan_targets(command, choose, policy, whole=whole), approve, timeout_s=timeout_s, check=check
     )
 
 

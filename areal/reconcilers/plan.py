@@ -58,10 +58,7 @@ class GpuPool:
     def take(self, count: int, what: str) -> tuple[int, ...]:
         """Take ``count`` GPUs. Return the ops that free them. Raises NoCapacity."""
         if count > self.available:
-            raise NoCapacity(
-                f"{what} needs {count} GPUs; {self.available} are free",
-                hint=FEWER_REPLICAS,
-            )
+            raise NoCapacity(f"{what} needs {count} GPUs; {self.available} are free", hint=FEWER_REPLICAS)
         now = min(count, self.free)
         self.free -= now
         count -= now

@@ -36,12 +36,7 @@ _HINT = "delete it where it runs"
 
 
 def make_plan(
-    scope: PlanScope,
-    observed: Observed,
-    policy: Policy,
-    *,
-    serial: int = 0,
-    source: Mapping[str, object] | None = None,
+    scope: PlanScope, observed: Observed, policy: Policy, *, serial: int = 0, source: Mapping[str, object] | None = None
 ) -> Plan:
     """Plan the operations that bring the actual state to ``scope.targets``. Raises NoCapacity."""
     planning = Planning(scope, observed, policy, GpuPool(policy.free_gpus), host_of, called_by)
@@ -68,10 +63,7 @@ def make_plan(
     past = {"prune": "pruned", "delete": "deleted", "replace": "deleted and created again"}
     return Plan(
         objects=tuple(
-            replace(
-                _object_plan(t, ops_of(t.ref), drifted.get(t.ref, ()), notes),
-                unseen=notes.unseen.get(t.ref, ""),
-            )
+            replace(_object_plan(t, ops_of(t.ref), drifted.get(t.ref, ()), notes), unseen=notes.unseen.get(t.ref, ""))
             for t in shown
         ),
         ops=planning.build.ops(),

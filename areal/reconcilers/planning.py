@@ -461,12 +461,7 @@ class ObjectWork:
         return Started(run, (add(Verb.AWAIT, ref, target, cause, needs=(*needs, *after), run=run, args=wait),))
 
     def stop(
-        self,
-        run: ObservedRun,
-        cause: str,
-        needs: Sequence[int],
-        grace: StopRun = OWN_GRACE,
-        after: Sequence[int] = (),
+        self, run: ObservedRun, cause: str, needs: Sequence[int], grace: StopRun = OWN_GRACE, after: Sequence[int] = ()
     ) -> int:
         """End a run, after which its GPUs are free. If its shim has died, its lease is already free, but processes left
         in its session may still use the GPU."""

@@ -143,8 +143,7 @@ def _still_waiting(scope: PlanScope, stored: Sequence[StoredObject], ref: str) -
     while more := {target.ref for target in scope.targets if follows(target)}:
         kept |= more
     return replace(
-        scope,
-        targets=tuple(Target(known[t.ref], "unchanged") if t.ref in kept else t for t in scope.targets),
+        scope, targets=tuple(Target(known[t.ref], "unchanged") if t.ref in kept else t for t in scope.targets)
     )
 
 

@@ -132,10 +132,7 @@ def resolve_kind(text: str) -> str:
     if kind is None:
         if hint := _OF_KUBERNETES.get(text.lower()):
             raise NotFound(f'unknown kind "{text}"', hint=hint)
-        raise NotFound(
-            f'unknown kind "{text}"{did_you_mean(text, _BY_SPELLING)}',
-            hint=f"kinds: {', '.join(KINDS)}",
-        )
+        raise NotFound(f'unknown kind "{text}"{did_you_mean(text, _BY_SPELLING)}', hint=f"kinds: {', '.join(KINDS)}")
     return kind
 
 

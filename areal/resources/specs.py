@@ -394,10 +394,7 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
 
     REFERENCES: ClassVar = ((("inference",), "service", "InferenceService"), (("inference",), "model", "Model"))
     FILES: ClassVar = (("auth", "adminKeyFrom", "file"), ("workingDir",), ("envFrom", "*", "file"))
-    EXAMPLE: ClassVar = (
-        "my-agent",
-        {"agent": "my_agent:agent", "pairs": 1, "inference": {"service": "default"}},
-    )
+    EXAMPLE: ClassVar = ("my-agent", {"agent": "my_agent:agent", "pairs": 1, "inference": {"service": "default"}})
     EXAMPLE_FILES: ClassVar = {"my_agent.py": _EXAMPLE_AGENT}
     EXAMPLE_NEEDS: ClassVar = ("InferenceService/default",)
 
@@ -450,10 +447,7 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     @classmethod
     def schema_rules(cls) -> list[Schema]:
         by_command = written("command", {"minItems": 1})
-        return [
-            {"anyOf": [given("agent"), _COMMAND_GIVEN]},
-            when(by_command, without("agent", "kwargs")),
-        ]
+        return [{"anyOf": [given("agent"), _COMMAND_GIVEN]}, when(by_command, without("agent", "kwargs"))]
 
     def problems(self) -> Iterator[tuple[FieldPath, str]]:
         if self.agent is None and not self.command:

@@ -124,11 +124,7 @@ class RewardPool:
         self._all: set[_RewardWorker] = set()
 
     async def run(
-        self,
-        target: FunctionTarget,
-        calls: Sequence[Call],
-        timeout_s: float,
-        before: Callable[[], None] = lambda: None,
+        self, target: FunctionTarget, calls: Sequence[Call], timeout_s: float, before: Callable[[], None] = lambda: None
     ) -> list[Done]:
         """Call a function in one process. An exception of the function is returned in the result of its call, any other
         failure raises RewardError. The deadline starts when a process is free and has imported the function. ``before``

@@ -112,10 +112,7 @@ def _describe(process: GpuProcess) -> str:
 
 
 def wait_for_memory(
-    wanted: Mapping[str, int],
-    listing: Callable[[], GpuListing],
-    timeout_s: float = 10.0,
-    period_s: float = 0.25,
+    wanted: Mapping[str, int], listing: Callable[[], GpuListing], timeout_s: float = 10.0, period_s: float = 0.25
 ) -> dict[str, int]:
     """Wait until each GPU has its ``wanted`` free bytes. Return what is still missing at the deadline, by UUID.
 

@@ -278,12 +278,7 @@ def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
             last = state.last_exit or LastExit(None, None, job.ended_at or time.time())
             state = replace(state, last_exit=replace(last, reason=job.reason))
         return replace(
-            state,
-            node=job.node,
-            job_id=job.job_id,
-            gpus=job.gpus,
-            cause=cause,
-            queued_at=job.queued_at or since,
+            state, node=job.node, job_id=job.job_id, gpus=job.gpus, cause=cause, queued_at=job.queued_at or since
         )
     except DAMAGED as error:
         return _unreadable(uid, f"a record cannot be read: {_brief(error)}")

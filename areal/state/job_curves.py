@@ -254,12 +254,7 @@ class JobCurves(Sequence[dict[str, float]]):
     # Reduction
 
     def reduced(
-        self,
-        names: Iterable[str],
-        most: int = 1000,
-        *,
-        first: int | None = None,
-        last: int | None = None,
+        self, names: Iterable[str], most: int = 1000, *, first: int | None = None, last: int | None = None
     ) -> Reduced:
         """Return the curves between the steps ``first`` and ``last``, in at most ``most`` buckets of a power of two
         steps: their borders stay where they are while a run goes on."""

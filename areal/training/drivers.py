@@ -122,8 +122,7 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
     reward = takes.get("reward_fn")
     if reward is not None and reward.default is reward.empty and "reward_fn" not in kwargs:
         raise UsageFault(
-            "no reward is configured",
-            hint="reward_fn=module:function, such as areal.reward.gsm8k:gsm8k_reward_fn",
+            "no reward is configured", hint="reward_fn=module:function, such as areal.reward.gsm8k:gsm8k_reward_fn"
         )
     if "gconfig" not in takes and (names := _changed_sampling(config)):
         _log.warning("%s: no effect, as the workflow %s takes no gconfig: it says itself how it samples", names, chosen)

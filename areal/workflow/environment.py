@@ -40,12 +40,7 @@ class EnvironmentWorkflow(SessionWorkflow):
     gets the row as ``options``. The environment's methods run on a thread. ``max_steps`` limits an episode."""
 
     def __init__(
-        self,
-        agent: Callable[[], Agent],
-        environment: Callable[[], Environment],
-        *,
-        max_steps: int = 64,
-        **options: Any,
+        self, agent: Callable[[], Agent], environment: Callable[[], Environment], *, max_steps: int = 64, **options: Any
     ) -> None:
         super().__init__(**options)
         self._make_agent = agent

@@ -543,15 +543,7 @@ def _without_baseline(given: Mapping[str, Any], *types: str) -> bool:
 
 
 _BASELINES = ("preset", "reward_norm", "group_reward_norm", "adv_norm", "group_adv_norm", "advantage_fn")
-_SHAPING = (
-    "top_p",
-    "top_k",
-    "min_p",
-    "min_new_tokens",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-)
+_SHAPING = ("top_p", "top_k", "min_p", "min_new_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty")
 _GROUPED = (("actor", "reward_norm"), ("actor", "group_reward_norm"), ("actor", "preset"))
 
 

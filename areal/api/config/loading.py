@@ -220,9 +220,7 @@ def examine(
     notes = [source.fault(path, why, set_by, "no effect") for path, why in ineffective]
     notes += [source.fault(tuple(path), why, set_by, "caution") for path, why in cautions]
     return Examined(
-        config,
-        (*refused, *(source.fault(path, message, set_by) for path, message in faults.found)),
-        tuple(notes),
+        config, (*refused, *(source.fault(path, message, set_by) for path, message in faults.found)), tuple(notes)
     )
 
 

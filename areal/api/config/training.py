@@ -97,12 +97,7 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
         "kl_loss_type": "k3",
     },
     # arXiv 2503.20783
-    "dr_grpo": {
-        "reward_norm": _MEAN_ONLY,
-        "loss_agg_mode": "seq-mean-token-sum-norm",
-        "eps_clip": 0.2,
-        "kl_ctl": 0.0,
-    },
+    "dr_grpo": {"reward_norm": _MEAN_ONLY, "loss_agg_mode": "seq-mean-token-sum-norm", "eps_clip": 0.2, "kl_ctl": 0.0},
     # arXiv 2402.14740
     "rloo": {**_POLICY_GRADIENT, "reward_norm": {**_MEAN_ONLY, "mean_leave1out": True}},
     # Williams, 1992, with the mean reward as its baseline

@@ -302,13 +302,7 @@ def _write(document: Mapping[str, Any], path: Path) -> None:
 @service_option
 @stack(remote, output(dest=None), common, pass_invocation)
 def export(
-    cli: Invocation,
-    session: str | None,
-    file: str,
-    trajectory: int | None,
-    discount: float,
-    style: str,
-    service: str,
+    cli: Invocation, session: str | None, file: str, trajectory: int | None, discount: float, style: str, service: str
 ) -> int:
     """Export a session's trajectory, once: tokens, logprobs, versions, rewards.
 

@@ -180,9 +180,7 @@ def close_replicas(work: ReplicaWork) -> None:
             work.downtime(f"superfluous replicas stop before the {work.count} wanted ones are ready: no spare GPU")
         last, early = _remove(work, early, last, "makes room"), ()
     work.require_gpus(
-        new * work.need,
-        f" needs {new * work.need} GPUs for {new} new replica{'s' if new > 1 else ''}",
-        FEWER_REPLICAS,
+        new * work.need, f" needs {new * work.need} GPUs for {new} new replica{'s' if new > 1 else ''}", FEWER_REPLICAS
     )
     last = _start_missing(work, fresh, last)
     if any(replica.proxy.action is Action.DEFER for replica in fresh):

@@ -18,18 +18,8 @@ from areal.http.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID
 if TYPE_CHECKING:
     from areal.http.client import HttpReply
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
-_ANTHROPIC_TYPES = {
-    **_TYPES,
-    413: "request_too_large",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {**_TYPES, 413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
 _SEQUENCE = re.compile(rb'"sequence_number":\s*(\d{1,18})')  # cannot match the answer's text: its quotes are escaped
 
 

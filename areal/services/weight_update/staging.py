@@ -361,11 +361,7 @@ class BroadcastPublisher:
 
 
 def open_publisher(
-    mode: str,
-    folder: Path,
-    config_files: tuple[Path, ...],
-    device: torch.device = _CPU,
-    host: str = "127.0.0.1",
+    mode: str, folder: Path, config_files: tuple[Path, ...], device: torch.device = _CPU, host: str = "127.0.0.1"
 ) -> FolderPublisher | BroadcastPublisher:
     """Return the publisher of ``mode``: disk, shm or xccl. ``host``: the rendezvous address of engines and trainer."""
     if mode == "xccl":

@@ -79,8 +79,7 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
         folder = Path(path).expanduser()
         if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
             raise NotFound(
-                f"the model folder {path} has no weights (*.safetensors)",
-                hint="init_from_scratch: true makes new ones",
+                f"the model folder {path} has no weights (*.safetensors)", hint="init_from_scratch: true makes new ones"
             )
         loaded: Any = loader.from_pretrained(
             path, config=about, dtype=dtype, output_loading_info=True, trust_remote_code=False, **settings
@@ -286,8 +285,7 @@ def _with_adapters(model: nn.Module, config: TrainEngineConfig) -> nn.Module:
         if isinstance(module.base_layer, nn.Embedding) or (tied and name.endswith(".lm_head")):
             what = "embeddings" if isinstance(module.base_layer, nn.Embedding) else "a head that is the embeddings, too"
             raise UsageFault(
-                f"target_modules {named}: adapters of {what} are not supported",
-                hint="all-linear is every other layer",
+                f"target_modules {named}: adapters of {what} are not supported", hint="all-linear is every other layer"
             )
     return adapted
 

@@ -108,10 +108,7 @@ def marks(view: ViewContext) -> Mapping[str, int | str]:
     """Return one cursor for objects, events, processes and the numbers of jobs, and the number of the last look."""
     if view.remote is not None:
         return {"look": _looks.number()}
-    return {
-        "files": f"{hash(_stamps(view.home)) & 0xFFFFFFFFFFFF:x}",
-        "look": _looks.number(),
-    }
+    return {"files": f"{hash(_stamps(view.home)) & 0xFFFFFFFFFFFF:x}", "look": _looks.number()}
 
 
 def _served(remote: RemoteGateway) -> dict[str, object]:

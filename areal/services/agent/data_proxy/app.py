@@ -399,10 +399,7 @@ def _turn(turn: TurnEntry) -> dict[str, object]:
 
 @contextlib.asynccontextmanager
 async def agent_data_proxy(config: AgentDataProxyConfig, options: ServeOptions) -> AsyncIterator[Service]:
-    async with (
-        HttpClient() as http,
-        serve_journals(config.state_dir, open_agent_journal, config.adopt_after) as store,
-    ):
+    async with HttpClient() as http, serve_journals(config.state_dir, open_agent_journal, config.adopt_after) as store:
         worker = PairWorker(config, http, options.headers)
 
         def details() -> dict[str, object]:

@@ -306,11 +306,7 @@ def items_of(history: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, object]
     """Chat messages as input items of the Responses API, which the SDK accepts for any model."""
     for message in history:
         if message["role"] == "tool":
-            yield {
-                "type": "function_call_output",
-                "call_id": message["tool_call_id"],
-                "output": message["content"],
-            }
+            yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}
             continue
         if message.get("content") and message["role"] == "assistant":  # in one message with the calls that follow
             text = {"type": "output_text", "text": message["content"], "annotations": []}

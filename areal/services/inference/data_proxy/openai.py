@@ -328,15 +328,7 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
         has_reasoning=parsing.has_reasoning,
     )
     store, ignored = _read_rest(fields)
-    return GenerationRequest(
-        sampling,
-        options,
-        ignored,
-        store,
-        parsing=parsing,
-        messages=client_messages,
-        chat=prompt,
-    )
+    return GenerationRequest(sampling, options, ignored, store, parsing=parsing, messages=client_messages, chat=prompt)
 
 
 def _read_rest(fields: Fields) -> tuple[bool, tuple[str, ...]]:

@@ -96,10 +96,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
         pause = PauseState()
         generator = Generator(engine, pause)
         watch = EngineWatch(
-            engine.state,
-            pause=pause,
-            on_progress=generator.activity.mark,
-            busy=lambda: calls.tokens_in_flight > 0,
+            engine.state, pause=pause, on_progress=generator.activity.mark, busy=lambda: calls.tokens_in_flight > 0
         )
 
         def details() -> dict[str, object]:
@@ -135,14 +132,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
         paused.set_function(lambda: float(pause.active))
         recorders = CallRecorders(store, options.key, engine.capabilities)
         calls = ModelCalls(
-            config,
-            codec,
-            parsers,
-            generator,
-            engine.capabilities,
-            recorders,
-            TokenMetrics(service.metrics),
-            control,
+            config, codec, parsers, generator, engine.capabilities, recorders, TokenMetrics(service.metrics), control
         )
         control.add_to(service)
         service.add_lifespan(lambda: background("engine-control", control.run))

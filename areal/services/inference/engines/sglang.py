@@ -101,10 +101,7 @@ class SglangClient(EngineClient):
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         capabilities = Capabilities(
-            sampling_fields=SAMPLING_FIELDS - {"seed"},
-            response_format=True,
-            prompt_logprobs=True,
-            logprobs=_TEMPERED,
+            sampling_fields=SAMPLING_FIELDS - {"seed"}, response_format=True, prompt_logprobs=True, logprobs=_TEMPERED
         )
         super().__init__(http, url, headers, capabilities)
         self._checksum: str | None = None  # of the weights before an update

@@ -134,9 +134,7 @@ def weights(model: Architecture) -> list[Weight]:
     """Return all weights, in the order of the layers."""
     vocabulary, hidden = model.vocabulary, model.hidden
     embedding = "model.embed_tokens.weight"
-    found = [
-        Weight("embedding.word_embeddings.weight", (embedding,), (vocabulary, hidden), 0, padded=True),
-    ]
+    found = [Weight("embedding.word_embeddings.weight", (embedding,), (vocabulary, hidden), 0, padded=True)]
     for layer in range(model.layers):
         found += _layer(model, layer)
     found.append(Weight("decoder.final_layernorm.weight", ("model.norm.weight",), (hidden,)))

@@ -101,12 +101,7 @@ class JsonCallReader:
     """
 
     def __init__(
-        self,
-        source: TextSource,
-        output: Output,
-        known: Callable[[str], bool] | None = None,
-        *,
-        with_id: bool = False,
+        self, source: TextSource, output: Output, known: Callable[[str], bool] | None = None, *, with_id: bool = False
     ) -> None:
         self._source = source
         self._output = output
