@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from areal.dataclasses import dataclass
 from areal.dataset.examples import prompt_digest
@@ -67,7 +67,7 @@ def read(view: ViewContext) -> dict[str, object]:
     comparison = compare(*pairs, _threshold(own), confidence) if pairs is not None else None
     changes = comparison.changes if comparison is not None else ()
     wanted = view.query.get("show") or ("changed" if before is not None else "all")
-    rows = [row for row in _prompts(own, samples, before) if _is_shown(row, wanted)]
+    rows = [row for row in _prompts(own, samples, before) if row.is_shown(wanted)]
     document = _row(folder) | {
         "folder": str(folder),
         "against": other.name if other is not None else None,
@@ -83,8 +83,8 @@ def read(view: ViewContext) -> dict[str, object]:
         "decoded": _decoder(view, own) is not None,
     }
     if view.query.get("prompt"):
-        return document | _prompt(view, own, samples, other, before, [row["prompt"] for row in rows])
-    return document | {"prompts": rows[:_MOST], "leftOut": max(0, len(rows) - _MOST)}
+        return document | _prompt(view, own, samples, other, before, [row.prompt for row in rows])
+    return document | {"prompts": [row._asdict() for row in rows[:_MOST]], "leftOut": max(0, len(rows) - _MOST)}
 
 
 def count_of(view: ViewContext, job: str) -> int:
@@ -212,23 +212,34 @@ def _threshold(own: EvaluationFiles) -> float:
     return float(own.summary.get("pass_threshold", 1.0))
 
 
-def _prompts(own: EvaluationFiles, samples: _Samples, before: _Samples | None) -> Iterator[dict[str, Any]]:
-    old = before.by_key if before is not None else {}
+class _PromptRow(NamedTuple):
+    """A prompt in both evaluations. ``change``: of its mean reward, None if one of them has none."""
+
+    prompt: int
+    question: str
+    now: dict[str, object]
+    before: dict[str, object] | None
+    change: float | None
+
+    def is_shown(self, wanted: str) -> bool:
+        if wanted not in _SHOWN or wanted == "all":
+            return True
+        change = self.change or 0.0
+        return change != 0 and (wanted == "changed" or (change > 0) == (wanted == "better"))
+
+
+def _prompts(own: EvaluationFiles, samples: _Samples, before: _Samples | None) -> Iterator[_PromptRow]:
+    old, threshold = before.by_key if before is not None else {}, _threshold(own)
     for group in samples.prompts:
-        earlier = old.get(samples.keys[_number(group)])
-        now = _side(group, _threshold(own))
-        then = _side(earlier, _threshold(own)) if earlier is not None else None
-        known = then is not None and None not in (then["mean"], now["mean"])
-        yield {
-            "prompt": _number(group),
-            "question": group.samples[0].question,
-            "now": now,
-            "before": then,
-            "change": now["mean"] - then["mean"] if known and then is not None else None,
-        }
+        now, then, change = _side(group, threshold), None, None
+        if (earlier := old.get(samples.keys[_number(group)])) is not None:
+            then = _side(earlier, threshold)
+            if group.mean is not None and earlier.mean is not None:
+                change = group.mean - earlier.mean
+        yield _PromptRow(_number(group), group.samples[0].question, now, then, change)
 
 
-def _side(group: GroupSummary, threshold: float) -> dict[str, Any]:
+def _side(group: GroupSummary, threshold: float) -> dict[str, object]:
     rewards = group.rewards
     answers: Sequence[str] = list(dict.fromkeys(each.hint for each in group.samples))
     return {
@@ -237,13 +248,6 @@ def _side(group: GroupSummary, threshold: float) -> dict[str, Any]:
         "passes": sum(reward >= threshold for reward in rewards),
         "answers": answers[:4],
     }
-
-
-def _is_shown(row: Mapping[str, Any], wanted: str) -> bool:
-    change = row["change"]
-    if wanted not in _SHOWN or wanted == "all":
-        return True
-    return bool(change) and (wanted == "changed" or (change > 0) == (wanted == "better"))
 
 
 def _prompt(

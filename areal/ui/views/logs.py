@@ -28,6 +28,8 @@ _MOST_AFTER = 1 << 20  # of a process
 _LEVELS = {"": ("info", "warning", "error"), "warning": ("warning", "error"), "error": ("error",)}
 _START = "start"  # the place before the first line
 Places = Mapping[str, Place | None]
+_Lines = list[tuple[float, str, PlacedLine]]
+_Page = tuple[_Lines, dict[str, str | None]]  # lines, and where to go on: ``older`` and ``cursor``
 
 
 class _LogStream(NamedTuple):
@@ -46,19 +48,19 @@ class _LogStream(NamedTuple):
 def read(view: ViewContext) -> dict[str, object]:
     streams, every = _streams(view)
     if view.query.get("previous"):
-        found = _previous(streams, _matches(view))
+        lines, places = _previous(streams, _matches(view))
     elif after := view.query.get("after"):
-        found = _newer(streams, _matches(view), _parse(after))
+        lines, places = _newer(streams, _matches(view), _parse(after))
     else:
         before = view.query.get("before")
-        found = _older(streams, _matches(view), _parse(before) if before else None)
+        lines, places = _older(streams, _matches(view), _parse(before) if before else None)
     names = [stream.uid for stream in streams]
     return {
         "processes": [_process(stream.state) for stream in streams],
         "components": sorted({f"{state.spec.component}" for state in every}),
         "replicas": sorted({state.spec.replica for state in every}),
-        **found,
-        "lines": [_row(names.index(uid), line) for _, uid, line in found["lines"]],
+        **places,
+        "lines": [_row(names.index(uid), line) for _, uid, line in lines],
     }
 
 
@@ -95,7 +97,7 @@ def _matches(view: ViewContext) -> Matches:
     return lambda line: words in line.text.lower() and line.level in levels
 
 
-def _older(streams: list[_LogStream], matches: Matches, before: Places | None) -> dict[str, object]:
+def _older(streams: list[_LogStream], matches: Matches, before: Places | None) -> _Page:
     """Return the newest lines, or those before ``before``: of each process the last ones, of all of them the last
     ones."""
     ends = before if before is not None else {each.uid: end_of(each.paths, ended=each.ended) for each in streams}
@@ -105,8 +107,8 @@ def _older(streams: list[_LogStream], matches: Matches, before: Places | None) -
     lines = _merged({uid: window.lines for uid, window in windows.items()})[-_LINES:]
     taken = Counter(uid for _, uid, _ in lines)
     older = {uid: _before(window, taken[uid]) for uid, window in windows.items()}
-    found: dict[str, Any] = {"lines": lines, "older": _text(older) if any(older.values()) else None}
-    return found if before is not None else {**found, "cursor": _text(ends)}
+    found = {"older": _text(older) if any(older.values()) else None}
+    return lines, found if before is not None else {**found, "cursor": _text(ends)}
 
 
 def _before(window: Older, taken: int) -> Place | None:
@@ -117,7 +119,7 @@ def _before(window: Older, taken: int) -> Place | None:
     return Place(first_left.place.inode, first_left.end)
 
 
-def _newer(streams: list[_LogStream], matches: Matches, after: Places) -> dict[str, Any]:
+def _newer(streams: list[_LogStream], matches: Matches, after: Places) -> _Page:
     windows = {
         stream.uid: lines_after(
             stream.paths, after.get(stream.uid), matches, most_bytes=_MOST_AFTER, ended=stream.ended
@@ -125,10 +127,10 @@ def _newer(streams: list[_LogStream], matches: Matches, after: Places) -> dict[s
         for stream in streams
     }
     lines = _merged({uid: window.lines for uid, window in windows.items()})
-    return {"lines": lines, "cursor": _text({uid: window.end for uid, window in windows.items()})}
+    return lines, {"cursor": _text({uid: window.end for uid, window in windows.items()})}
 
 
-def _previous(streams: list[_LogStream], matches: Matches) -> dict[str, Any]:
+def _previous(streams: list[_LogStream], matches: Matches) -> _Page:
     """Return the lines of the start before the present one of each process."""
     lines: dict[str, list[PlacedLine]] = {}
     for stream in streams:
@@ -136,10 +138,10 @@ def _previous(streams: list[_LogStream], matches: Matches) -> dict[str, Any]:
         texts = groups[-2] if len(groups) > 1 else []
         placed = [PlacedLine(0.0, without_colours(text)[:4000], Place(0, index)) for index, text in enumerate(texts)]
         lines[stream.uid] = [line for line in placed if matches(line)][-_LINES:]
-    return {"lines": _merged(lines), "older": None}
+    return _merged(lines), {"older": None}
 
 
-def _merged(lines: Mapping[str, list[PlacedLine]]) -> list[tuple[float, str, PlacedLine]]:
+def _merged(lines: Mapping[str, list[PlacedLine]]) -> _Lines:
     """Lines of all processes by time; those of one keep their order."""
     return list(merge(*([(line.at, uid, line) for line in each] for uid, each in lines.items()), key=lambda e: e[0]))
 
