@@ -16,7 +16,7 @@ from typing import Any
 from areal.reward import formulas
 from areal.reward.formulas import ONE, Formula, NotAFormula, close, inexact, is_real, names_in, value_of
 from areal.reward.notation import Token, tokens
-from areal.reward.structure import LISTS, Group, Node, Quantity, Relation, has_kind, quantity, structure, texts_of
+from areal.reward.structure import LISTS, Items, Node, Quantity, Relation, has_kind, quantity, structure, texts_of
 from areal.reward.units import SCALES, measure, words_in
 
 SCALE = rf"(?:dozens?|tens|(?:{'|'.join(SCALES)})s?)"
@@ -51,7 +51,7 @@ def same(answer: Node | None, right: Node | None) -> bool:
     names, others = _assignments(answer), _assignments(right)
     if names and others:
         return names.keys() == others.keys() and all(same(names[each], others[each]) for each in names)
-    if isinstance(answer, Group) and isinstance(right, Group) and (names or others):
+    if isinstance(answer, Items) and isinstance(right, Items) and (names or others):
         return _same_values_of(names or others or {}, right if names else answer)
     if isinstance(answer, Relation) and isinstance(right, Relation):
         return _same_relation(answer, right)
@@ -61,12 +61,12 @@ def same(answer: Node | None, right: Node | None) -> bool:
         return _is_consistent(answer) and any(same(value, right) for value in answer.values)
     if isinstance(right, Relation) and right.values and not re.search(r"[-+*/^]|frac(?![A-Z]{4})", right.name):
         return any(same(answer, value) for value in right.values)
-    if isinstance(answer, Group) and isinstance(right, Group) and _same_group(answer, right):
+    if isinstance(answer, Items) and isinstance(right, Items) and _same_group(answer, right):
         return True
     if isinstance(answer, Quantity) == isinstance(right, Quantity) or "∅" in _plain(answer) + _plain(right):
         return _same_region(answer, right)
-    group, other = (answer, right) if isinstance(answer, Group) else (right, answer)
-    if not isinstance(group, Group) or not isinstance(other, Quantity):
+    group, other = (answer, right) if isinstance(answer, Items) else (right, answer)
+    if not isinstance(group, Items) or not isinstance(other, Quantity):
         return False
     if group.brackets == "or":
         return group is answer and all(same(each, right) for each in group.items)
@@ -120,7 +120,7 @@ def _is_consistent(answer: Relation) -> bool:
     return True
 
 
-def _same_group(answer: Group, right: Group) -> bool:
+def _same_group(answer: Items, right: Items) -> bool:
     """Return whether two groups have the same items: tuples in order, sets and lists in any order. Only a set may
     repeat an item."""
     brackets = {answer.brackets, right.brackets}
@@ -134,7 +134,7 @@ def _same_group(answer: Group, right: Group) -> bool:
     cut = min(len(first), len(second)) - 1
     if cut > 2 and _plain(first[-1]) == _plain(second[-1]) == "…":  # 1, 3, 5, ...
         first, second = first[:cut], second[:cut]
-    ends = [[_plain(each.items[-1]) for each in items if isinstance(each, Group)] for items in (first, second)]
+    ends = [[_plain(each.items[-1]) for each in items if isinstance(each, Items)] for items in (first, second)]
     if ("otherwise" in ends[0]) != ("otherwise" in ends[1]) and not _is_whole([*first, *second]):
         return False
     is_condition = any(isinstance(each, Relation) and not each.values for each in first)
@@ -151,7 +151,7 @@ def _same_group(answer: Group, right: Group) -> bool:
 
 def _is_whole(cases: Sequence[Node]) -> bool:
     """Return whether each real number meets a condition of ``cases``, as it must where one is ``otherwise``."""
-    conditions = [each.items[-1] for each in cases if isinstance(each, Group) and _plain(each.items[-1]) != "otherwise"]
+    conditions = [each.items[-1] for each in cases if isinstance(each, Items) and _plain(each.items[-1]) != "otherwise"]
     try:
         is_whole = all(any(_contains(each, x, True) for each in conditions) for x in _probes(*conditions))
         return is_whole or bool(set("kmn").intersection(*map(_unknowns, conditions)))
@@ -167,7 +167,7 @@ def _is_proportional(first: Sequence[Node], second: Sequence[Node]) -> bool:
     return all(close(a * other[0], b * one[0]) for a, b in zip(one, other, strict=True))
 
 
-def _items(group: Group) -> list[Node]:
+def _items(group: Items) -> list[Node]:
     """Return the items, without the repeated ones of a set."""
     items = group.items
     if group.brackets != "{}":
@@ -175,7 +175,7 @@ def _items(group: Group) -> list[Node]:
     return [each for i, each in enumerate(items) if not any(same(each, one) for one in items[:i])]
 
 
-def _same_values_of(names: dict[str, Node], other: Group) -> bool:
+def _same_values_of(names: dict[str, Node], other: Items) -> bool:
     """Return whether a group has the values of ``x = 2, y = 3``, as a tuple in the order of the names; those of
     ``x_1``, ``x_2`` in any order in a list."""
     stems, brackets = {name.partition("_")[0] for name in names}, other.brackets
@@ -184,18 +184,18 @@ def _same_values_of(names: dict[str, Node], other: Group) -> bool:
             return False
         brackets = ","
     is_list = brackets in LISTS and len(stems) == 1
-    values = Group("," if is_list else "()", tuple(names[name] for name in sorted(names)))
+    values = Items("," if is_list else "()", tuple(names[name] for name in sorted(names)))
     return brackets in ("()", *LISTS) and same(values, other)
 
 
 def _assignments(group: Node) -> dict[str, Node] | None:
     """Return the values of ``x = 2, y = 3`` or ``(x, y) = (2, 3)`` by their names; None for other items."""
-    if isinstance(group, Relation) and group.name[:1] == "(" and group.values and isinstance(group.values[-1], Group):
+    if isinstance(group, Relation) and group.name[:1] == "(" and group.values and isinstance(group.values[-1], Items):
         names, items = group.name.strip("()").split(","), group.values[-1].items
         return dict(zip(names, items, strict=True)) if len(set(names)) == len(names) == len(items) else None
     named = [each for each in getattr(group, "items", ()) if isinstance(each, Relation) and each.name and each.values]
     values = {each.name.casefold(): each.values[-1] for each in named}
-    return values if isinstance(group, Group) and len(values) == len(group.items) > 1 else None
+    return values if isinstance(group, Items) and len(values) == len(group.items) > 1 else None
 
 
 def _same_relation(answer: Relation, right: Relation) -> bool:
@@ -386,7 +386,7 @@ def _same_region(one: Node, other: Node) -> bool:
         found, wanted = ([_contains(node, x) for x in _probes(one, other)] for node in (one, other))
     except NotAFormula:
         return False
-    is_list = any(isinstance(each, Group) and each.brackets in LISTS for each in (one, other))
+    is_list = any(isinstance(each, Items) and each.brackets in LISTS for each in (one, other))
     return found == wanted and (any(found) or not is_list)
 
 

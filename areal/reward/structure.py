@@ -1,7 +1,7 @@
 r"""The structure of an answer.
 
 ``structure`` parses the tokens of an answer to a value of one of three types: a ``Quantity``, which is a formula with
-words, a ``Group`` (list, tuple, set, interval, alternatives), or a ``Relation``.
+words, ``Items`` (list, tuple, set, interval, alternatives), or a ``Relation``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class Group:
+class Items:
     """Items in ``()``, ``[]``, ``[)``, ``(]`` or ``{}``. A bare list has ``,`` or ``and``, alternatives have ``or``, a
     ratio has ``:``, sets with an operator have ``∪``, ``∩`` or ``∖``, and the numbers that meet a condition have
     ``|``."""
@@ -71,7 +71,7 @@ class Relation:
     values: tuple[Node, ...] = ()
 
 
-Node = Quantity | Group | Relation
+Node = Quantity | Items | Relation
 
 LISTS = (",", "and")
 _PAIRS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
@@ -96,8 +96,8 @@ def structure(found: Formula) -> Node | None:
         node = _read(_without_domain(found))
     except NotAFormula:
         return None
-    is_one = isinstance(node, Group) and node.brackets == "{}" and len(node.items) == 1 and "∅" not in texts_of(found)
-    return node.items[0] if is_one and isinstance(node, Group) else node
+    is_one = isinstance(node, Items) and node.brackets == "{}" and len(node.items) == 1 and "∅" not in texts_of(found)
+    return node.items[0] if is_one and isinstance(node, Items) else node
 
 
 def texts_of(found: Formula) -> list[str]:
@@ -201,7 +201,7 @@ def _read(found: Formula) -> Node:
     return quantity(found)
 
 
-def _both_signs(found: Formula) -> Group:
+def _both_signs(found: Formula) -> Items:
     """Return the values for both signs; of a point, the signs of each coordinate are its own."""
     texts = texts_of(found)
     start = min(texts.index(each) for each in _BOTH & {*texts})
@@ -210,22 +210,22 @@ def _both_signs(found: Formula) -> Group:
     return _group(",", [(*each, *found[end:]) for each in changed])
 
 
-def _group(brackets: str, parts: Sequence[Formula]) -> Group:
+def _group(brackets: str, parts: Sequence[Formula]) -> Items:
     nodes: list[Node] = []
     for part in parts:
         node = _read(part)
         last = nodes[-1] if nodes else None
         if isinstance(last, Relation) and last.operators == ("≠",) and isinstance(node, Quantity):
             node = Relation((last.sides[0], part), ("≠",))  # x ≠ 1, 2
-        is_list = isinstance(node, Group) and node.brackets in LISTS and brackets in ("{}", *LISTS, "or")
-        items = node.items if isinstance(node, Group) and is_list else ()  # of 0, ±2, and of 1, 2 or 3
+        is_list = isinstance(node, Items) and node.brackets in LISTS and brackets in ("{}", *LISTS, "or")
+        items = node.items if isinstance(node, Items) and is_list else ()  # of 0, ±2, and of 1, 2 or 3
         is_one_name = len({each.name for each in items if isinstance(each, Relation)}) == 1  # x = 1, 2
         is_flat = brackets == "{}" or bool(_BOTH & {*texts_of(part)})
         is_flat |= brackets == "or" and all(isinstance(each, Quantity) or is_one_name for each in items[1:])
         nodes += items if items[1:] and is_flat else [node]
         if len(nodes) > _MOST_ITEMS:
             raise NotAFormula
-    return Group(brackets, tuple(nodes))
+    return Items(brackets, tuple(nodes))
 
 
 def _condition(inner: Formula) -> Formula | None:
@@ -240,7 +240,7 @@ def _bracketed(brackets: str, inner: Formula) -> Node:
         if inner[0].text not in texts_of(condition):
             raise NotAFormula
         node = _read(condition)
-        return node if isinstance(node, Relation) and node.values else Group("|", (node,))
+        return node if isinstance(node, Relation) and node.values else Items("|", (node,))
     parts, _ = _split(inner, ",", ";")
     if len(parts) == 1 and brackets != "{}":
         return _read(inner)
@@ -257,13 +257,13 @@ def _relation(sides: list[Formula], operators: list[str]) -> Node:
             sides, operators = sides[::-1], [_REVERSED[each] for each in reversed(operators)]
         if operators == ["≠"] and _BOTH & set(texts_of(sides[1])):
             values = [each.formula for each in _both_signs(sides[1]).items if isinstance(each, Quantity)]
-            return Group(",", tuple(Relation((sides[0], each), ("≠",)) for each in values))
+            return Items(",", tuple(Relation((sides[0], each), ("≠",)) for each in values))
         return Relation(tuple(sides), tuple(operators))
     if _is_name(sides[-1]) and not _is_name(sides[0]):
         sides = sides[::-1]  # 18 = x
     are_names = all(_is_name(each) and len(each) == 1 for each in sides[:-1]) and not _is_name(sides[-1])
     if len(sides) > 2 and are_names and set(operators) == {"="}:  # x = y = 1
-        return Group(",", tuple(_relation([each, sides[-1]], ["="]) for each in sides[:-1]))
+        return Items(",", tuple(_relation([each, sides[-1]], ["="]) for each in sides[:-1]))
     is_chain = len(sides) > 2 and has_kind(sides[-1], "nf") and not names_in(*sides[1:])  # a/(1-r) = 3/(1-1/4) = 4
     is_named = not sides[0] or _is_name(sides[0]) or is_chain
     if not is_named and names_in(*sides):
