@@ -270,7 +270,7 @@ class ExpressionContext:
     problems: Problems
     budget: RenderBudget
     document: Document | None = None
-    reads: set[tuple[str | int, ...]] = field(default_factory=set)
+    reads: set[FieldPath] = field(default_factory=set)
 
     def report(self, pos: Pos, path: FieldPath, message: str, *, hint: str | None = None) -> None:
         if self.document is not None:
@@ -413,7 +413,7 @@ class Reading:
     profiles: set[str] = field(default_factory=set)
     seen: int = 0
     count: int = 0
-    reads: set[tuple[str | int, ...]] = field(default_factory=set)
+    reads: set[FieldPath] = field(default_factory=set)
 
     def context(self, values: Mapping[str, object]) -> ExpressionContext:
         return ExpressionContext(Scope(values, self.env, self.profile), self.problems, self.budget, reads=self.reads)

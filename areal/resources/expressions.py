@@ -23,7 +23,7 @@ from areal.dataclasses import dataclass, field
 from areal.errors import did_you_mean
 from areal.resources.operations import BINARY, FUNCTIONS, MAX_TEXT, OperandError, check_size, negate, to_text, type_name
 from areal.resources.secrets import is_secret_name, is_secret_value
-from areal.resources.tree import ABSENT
+from areal.resources.tree import ABSENT, FieldPath
 
 MAX_LENGTH = 2_000
 MAX_DEPTH = 40
@@ -77,7 +77,7 @@ class ExpressionText:
     """A scalar with expressions in it: literal texts and expressions in order."""
 
     parts: tuple[str | ast.expr, ...]
-    reads: frozenset[tuple[str | int, ...]] = frozenset()
+    reads: frozenset[FieldPath] = frozenset()
     """The paths below ``values`` that the expressions name, in branches that are not evaluated too."""
 
     def evaluate(self, scope: Scope) -> Any:
@@ -118,7 +118,7 @@ def parse_template(text: str) -> ExpressionText:
     return ExpressionText(tuple(parts), reads)
 
 
-def _value_paths(tree: ast.expr) -> Iterator[tuple[str | int, ...]]:
+def _value_paths(tree: ast.expr) -> Iterator[FieldPath]:
     """Yield the path of each lookup in ``values``, up to the first key that is not literal."""
     pending: list[ast.AST] = [tree]
     while pending:

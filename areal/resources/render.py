@@ -214,7 +214,7 @@ def set_values(values: dict[str, object], settings: Sequence[Setting], problems:
     return values
 
 
-def _unread(settings: Sequence[Setting], reads: Collection[tuple[str | int, ...]]) -> list[Setting]:
+def _unread(settings: Sequence[Setting], reads: Collection[FieldPath]) -> list[Setting]:
     """Return the settings of values that no expression reads."""
 
     def is_read(path: FieldPath) -> bool:
@@ -223,7 +223,7 @@ def _unread(settings: Sequence[Setting], reads: Collection[tuple[str | int, ...]
     return [each for each in settings if each.path[0] == "values" and not is_read(each.path[1:])]
 
 
-def _report_unread(setting: Setting, reads: Iterable[tuple[str | int, ...]], problems: Problems) -> None:
+def _report_unread(setting: Setting, reads: Iterable[FieldPath], problems: Problems) -> None:
     known = sorted({path_text(path) for path in reads})
     near = closest(path_text(setting.path[1:]), known)
     meant = f' (did you mean "values.{near}"?)' if near is not None else ""

@@ -41,7 +41,7 @@ from areal.api.config.training import (
 )
 from areal.errors import FieldError, did_you_mean
 from areal.resources.backend import Allocation
-from areal.resources.tree import ABSENT, get_path
+from areal.resources.tree import ABSENT, FieldPath, get_path
 from areal.wire.fields import Range
 from areal.wire.sampling import GREEDY_BELOW, WHOLE_RANGES
 
@@ -249,9 +249,9 @@ class BaseExperimentConfig:
                     top = f"cluster.{name}" if name == "fileroot" else name
                     raise FieldError(f"{place}.{name}", f"is {own!r}, but {top} is {value!r}: set only one of them")
 
-    def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+    def ineffective(self, given: Mapping[str, Any]) -> list[tuple[FieldPath, str]]:
         """Return the keys of ``given`` that have no effect beside the others, as (key, why), for a warning."""
-        found: list[tuple[tuple[str | int, ...], str]] = list(_run_ineffective(self))
+        found: list[tuple[FieldPath, str]] = list(_run_ineffective(self))
         allocation = parsed(self.allocation_mode, "allocation_mode") if self.allocation_mode else Allocation(())
         for place, of_mode in (("actor", allocation.training), ("rollout", allocation.inference)):
             stated = getattr(getattr(self, place, None), "backend", "")
@@ -437,12 +437,12 @@ class PPOConfig(BaseExperimentConfig):
         shared = {name: value for name, value in sampling.items() if name != "n_samples"}
         return {**given, "eval_gconfig": {**shared, **evaluated}}
 
-    def contradictions(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+    def contradictions(self, given: Mapping[str, Any]) -> list[tuple[FieldPath, str]]:
         """Return contradictory keys of ``given``, as (key, why). Defaults are not checked: AReaL's default of
         ``kl_ctl`` needs a ``ref``, but its configurations without ``ref`` do not change it."""
         trainer = given.get("trainer") or {}
         trains = "type" not in trainer or self.trainer is None or self.trainer.type != "null"
-        found: list[tuple[tuple[str | int, ...], str]] = [*self.training_faults()] if trains else []
+        found: list[tuple[FieldPath, str]] = [*self.training_faults()] if trains else []
         built_in = trainer.get("type")
         if trains and built_in and get_path(given, ("actor", "optimizer")) is None:
             found.append((("actor", "optimizer"), "is needed, such as {lr: 1e-5}: the policy is to be trained"))
@@ -492,13 +492,13 @@ class PPOConfig(BaseExperimentConfig):
         if gconfig.ignore_eos:
             yield ("gconfig", "ignore_eos"), "no answer would end: a policy is trained on answers that do"
 
-    def cautions(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+    def cautions(self, given: Mapping[str, Any]) -> list[tuple[FieldPath, str]]:
         """Return keys of ``given`` whose effect is rarely wanted, as (key, why), for a warning."""
         plain = GenerationHyperparameters()
         why = "samples are of another distribution: the trained log-probabilities depend on the temperature only"
         trains = self.trainer is None or self.trainer.type != "null" or "trainer" not in given
         shaped = [name for name in _SHAPING if trains and getattr(self.gconfig, name) != getattr(plain, name)]
-        found: list[tuple[tuple[str | int, ...], str]] = [(("gconfig", name), why) for name in shaped]
+        found: list[tuple[FieldPath, str]] = [(("gconfig", name), why) for name in shaped]
         if self.actor.ppo_n_minibatches > (samples := self.train_dataset.batch_size * self.gconfig.n_samples):
             found.append((("actor", "ppo_n_minibatches"), f"a step has {samples} samples, each in one minibatch"))
         found = [(key, text) for key, text in found if get_path(given, key) is not ABSENT]
@@ -507,7 +507,7 @@ class PPOConfig(BaseExperimentConfig):
             found.append((("trainer", "type"), f"{why}; gconfig.n_samples is {self.gconfig.n_samples}"))
         return found
 
-    def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+    def ineffective(self, given: Mapping[str, Any]) -> list[tuple[FieldPath, str]]:
         norm = self.actor.reward_norm
         found = super().ineffective(given)
         without_effect: list[tuple[tuple[str, ...], str]] = []
