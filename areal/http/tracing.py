@@ -147,6 +147,8 @@ def serving(method: str, route: str, headers: Mapping[str, str]) -> Span:
         about = {"http.request.method": method, "http.route": route}
         names = propagate.get_global_textmap().fields
         carrier = {name: value for name in names if (value := headers.get(name, "")).isascii()}
+        if state := carrier.get("tracestate"):  # the SDK drops a state of more than 32 members
+            carrier["tracestate"] = _shortened(state)
         return _Recorded(f"{method} {route}", "server", propagate.extract(carrier), about)
     given = headers.get("traceparent", "")
     if not _VALID.fullmatch(given):

@@ -12,6 +12,7 @@ A killed writer may leave an incomplete last line. It is cut off on resume, and 
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import mmap
@@ -55,8 +56,8 @@ class OutputFolder:
         self.previous_run = PreviousRun()
         self._lock = threading.Lock()
         self._lines = self._segment().open("ab", buffering=0)
-        self._journal = (path / "journal.jsonl").open("a", encoding="utf-8")
-        self._failures = (path / "failures.jsonl").open("a", encoding="utf-8")
+        self._journal = (path / "journal.jsonl").open("ab", buffering=0)
+        self._failures = (path / "failures.jsonl").open("ab", buffering=0)
 
     def _segment(self) -> Path:
         """Return the file for new lines; with Parquet, the one after the last converted file."""
@@ -74,37 +75,32 @@ class OutputFolder:
         yield from read_lines(Path(self._lines.name), unfinished=True)
 
     def write(self, episode: Episode) -> None:
-        """Append the episode and sync it to disk. On a full disk the partial line is removed."""
-        line = json.dumps(episode.document(), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-        fd = self._lines.fileno()
+        """Append the episode and sync it to disk."""
+        self._append(self._lines, json.dumps(episode.document(), ensure_ascii=False, separators=(",", ":")))
+        os.fsync(self._lines.fileno())
+
+    def _append(self, file: io.FileIO, line: str) -> None:
+        """Append a line. On a full disk the partial line is removed."""
         with self._lock:
-            end = os.fstat(fd).st_size
+            end = os.fstat(file.fileno()).st_size
             try:
-                write_all(fd, line)
+                write_all(file.fileno(), line.encode() + b"\n")
             except OSError as error:
-                os.ftruncate(fd, end)
-                raise explain(error, self._lines.name, "write") from error
-        os.fsync(fd)
+                os.ftruncate(file.fileno(), end)
+                raise explain(error, file.name, "write") from error
 
     def started(self, episode: str, session_id: str) -> None:
-        self._append({"op": "started", "episode": episode, "session_id": session_id})
+        self._append(self._journal, json.dumps({"op": "started", "episode": episode, "session_id": session_id}))
 
     def dropped(self, episode: str, session_id: str) -> None:
-        self._append({"op": "dropped", "episode": episode, "session_id": session_id})
+        self._append(self._journal, json.dumps({"op": "dropped", "episode": episode, "session_id": session_id}))
 
     def acknowledged(self, episode: str) -> None:
-        self._append({"op": "acknowledged", "episode": episode})
-
-    def _append(self, entry: Mapping[str, str]) -> None:
-        with self._lock:
-            self._journal.write(json.dumps(entry) + "\n")
-            self._journal.flush()
+        self._append(self._journal, json.dumps({"op": "acknowledged", "episode": episode}))
 
     def failed(self, episode: str, attempt: int, failure: EpisodeFailed) -> None:
         entry = {"episode": episode, "attempt": attempt, "kind": failure.kind, "message": failure.message}
-        with self._lock:
-            self._failures.write(json.dumps({**entry, "at": round(time.time(), 3)}) + "\n")
-            self._failures.flush()
+        self._append(self._failures, json.dumps({**entry, "at": round(time.time(), 3)}))
 
     def __enter__(self) -> OutputFolder:
         return self

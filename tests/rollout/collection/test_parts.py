@@ -314,16 +314,22 @@ def test_full_disk_leaves_whole_lines_and_is_reported(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with open_folder(tmp_path, ASKED, parquet=False, resume=False) as folder:
         folder.write(branched())
-        whole = (tmp_path / "trajectories.jsonl").read_bytes()
-        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 100, before[1]))
-        try:
-            with pytest.raises(ArealError, match=r"trajectories\.jsonl"):
-                folder.write(branched("1-0"))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-            signal.signal(signal.SIGXFSZ, handler)
-        assert (tmp_path / "trajectories.jsonl").read_bytes() == whole
+        appends = (
+            ("trajectories", lambda: folder.write(branched("1-0"))),
+            ("journal", lambda: folder.started("1-0", "s")),
+        )
+        for name, append in appends:
+            path = tmp_path / f"{name}.jsonl"
+            whole = path.read_bytes()
+            handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 10, before[1]))
+            try:
+                with pytest.raises(ArealError, match=rf"cannot write .*{name}\.jsonl: "):
+                    append()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+                signal.signal(signal.SIGXFSZ, handler)
+            assert path.read_bytes() == whole
         folder.write(branched("1-0"))
         assert [each.episode for each in folder.episodes()] == ["0-0", "1-0"]
 
