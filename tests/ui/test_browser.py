@@ -317,6 +317,9 @@ def test_every_view_is_reachable_by_touch_at_400_pixels(objects: None, home: Hom
         return box.left < 0 || box.right > innerWidth || box.top < 0;
     }).map(each => each.innerText)"""
     assert it.page.evaluate(out_of_sight) == []
+    it.page.set_viewport_size({"width": 640, "height": 400})  # 1280 x 800 at 200 %
+    assert it.page.evaluate(out_of_sight) == []
+    it.page.set_viewport_size({"width": 400, "height": 800})
     table = "() => { const box = document.querySelector('main .scroll'); return box.scrollWidth <= box.clientWidth; }"
     assert it.page.evaluate(table), "the columns of objects fit"
 
