@@ -161,13 +161,22 @@ def metrics(
     """
     told = False
     while True:
-        runs = {name: curves_of(read_metrics(metrics_file(cli, name)), metrics) for name in dict.fromkeys(names)}
+        read = {name: read_metrics(metrics_file(cli, name)) for name in dict.fromkeys(names)}
+        runs = {name: curves_of(steps, metrics) for name, steps in read.items()}
         if watch and not any(runs.values()) and (waits := [name for name in runs if not _has_ended(cli, name)]):
             if not told:
                 cli.info(f"waiting for the first metrics of {', '.join(waits)}")
             told = True
             pause(_WATCH_S)
             continue
+        broken = [
+            f"{name}: {metric} is NaN or infinite, first at step {step}; such steps are not drawn"
+            for name, steps in read.items()
+            for metric, step in sorted(steps.not_finite.items())
+            if not metrics or metric in metrics
+        ]
+        if not any(runs.values()) and broken:
+            raise NotFound("\n".join(broken))
         _require(cli, runs, metrics)
         if cli.format.is_table and not (all_ or metrics):
             runs = _main(cli, runs)
@@ -177,6 +186,8 @@ def metrics(
         if watch and fancy(sys.stdout):
             clear()
         _emit_curves(cli, groups, several=len(runs) > 1)
+        for each in broken:
+            cli.info(each)
         if not watch:
             return 0
         sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +109,16 @@ def test_runs_are_compared_series_by_series(areal: Areal, tmp_path: Path) -> Non
         ("reward/mean", b, 25),
         ("entropy", b, 25),
     ]
+
+
+def test_values_that_are_not_finite_are_named(areal: Areal, tmp_path: Path) -> None:
+    lines = [{"step": step, "reward/mean": math.nan if step == 3 else 0.5, "loss": math.inf} for step in range(1, 6)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = areal("train", "metrics", f"{tmp_path}/")
+    assert shown.code == 0 and "reward/mean is NaN or infinite, first at step 3" in shown.err, shown
+    assert "loss is NaN or infinite, first at step 1" in shown.err
+    alone = areal("train", "metrics", f"{tmp_path}/", "--metric", "loss")
+    assert alone.code == 4 and "loss is NaN or infinite" in alone.err and "no metric" not in alone.err
 
 
 def test_watch_waits_for_the_first_metrics(home: Home, record: Callable[..., StoredObject], spawn: Spawner) -> None:

@@ -49,6 +49,7 @@ def test_job_tokens_are_reachable_by_keyboard(job: Home, tab: Tabs) -> None:  # 
     it.open("/job/learn")
     ready(it)
     it.page.wait_for_selector(".chart canvas")
+    assert it.page.is_visible("figure >> text=NaN or infinite, first at step 50"), "a gap of the curve says why"
     waits = it.page.inner_text("figure >> text=what its steps waited for >> xpath=../..")
     assert re.search(r"rollouts \d+%", waits) and re.search(r"other \d+%", waits), "shares as on the axis"
     it.press(*["ArrowLeft"] * 3, "ArrowRight")

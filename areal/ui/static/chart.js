@@ -49,7 +49,7 @@ export function outliers(series) {
   return [most > to && `up to ${fmt.number(most)}`, least < from && `down to ${fmt.number(least)}`].filter(Boolean).map((each) => `${each}, clipped`).join("; ");
 }
 
-// series: [{ name, points: {mean, low, high}, starts?, colour?: index }] over `starts`. cursor: { at: step|null, set(step), listeners }.
+// series: [{ name, points: {mean, low, high}, starts?, colour?: index, notFinite?: first step of a NaN }] over `starts`. cursor: { at: step|null, set(step), listeners }.
 export function Chart({ title, starts, series, smooth = 0, log = false, clip = true, cursor, onOpen, height = 150, stacked = false, unit = "" }) {
   const host = useRef(null);
   const plot = useRef(null);
@@ -92,6 +92,7 @@ export function Chart({ title, starts, series, smooth = 0, log = false, clip = t
   return html`<figure class="chart" role="group" aria-label=${`${title}: ${words}`}>
     <figcaption ref=${readout}><b>${title}</b>${unit && html` <span class="dim">${unit}</span>`}
       ${series.map((each, at) => html`<span class="key" key=${each.name}><i style=${{ background: stacked ? undefined : colourOf(each.colour ?? at), borderColor: colourOf(each.colour ?? at), backgroundColor: colourOf(each.colour ?? at) }} data-dash=${each.dash ?? 0}></i>${series.length > 1 || each.label ? `${each.label ?? each.name} ` : ""}<span class="num" data-series=${at}></span></span>`)}
+      ${series.filter((each) => each.notFinite !== undefined).map((each) => html`<span class="warn" key=${`${each.name} NaN`}>${series.length > 1 ? `${each.name} ` : ""}NaN or infinite, first at step ${fmt.number(each.notFinite)}</span>`)}
       ${beyond && html`<span class="dim" title="c shows them">${beyond}</span>`}
     </figcaption>
     <div ref=${host} style=${{ height: `${height}px` }}></div>

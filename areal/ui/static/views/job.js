@@ -92,7 +92,7 @@ function Readout({ cursor, data, open }) {
 function chartsOf(data, all, filter) {
   if (!data) return [];
   const chosen = (metrics) => metrics.filter((metric) => data.series[metric]);
-  const made = (title, metrics, unit) => ({ title, unit, series: metrics.map((name) => ({ name, label: metrics.length > 1 ? name : undefined, points: data.series[name] })) });
+  const made = (title, metrics, unit) => ({ title, unit, series: metrics.map((name) => ({ name, label: metrics.length > 1 ? name : undefined, points: data.series[name], notFinite: data.notFinite[name] })) });
   let found = MAIN.map(([title, metrics, unit]) => made(title, chosen(metrics), unit)).filter((each) => each.series.length);
   if (all || filter || !found.length) found = data.groups.map(({ title, metrics }) => made(title, chosen(metrics)));
   const words = (filter ?? "").toLowerCase();
