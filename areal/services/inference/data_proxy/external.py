@@ -107,7 +107,8 @@ def _check_streams(upstream: aiohttp.ClientResponse) -> None:
 
 
 async def _events(upstream: aiohttp.ClientResponse) -> AsyncGenerator[ServerEvent, None]:
-    """Yield the events of a stream. Raises EngineFailed for one that is too long."""
+    """Yield the events of a stream. Raises EngineFailed for one that is too long. A last event without its blank line
+    is passed on if it is whole: half of one would hide the error that follows it from clients."""
     reader = EventReader()
     async for part in upstream.content.iter_any():
         try:
@@ -116,8 +117,11 @@ async def _events(upstream: aiohttp.ClientResponse) -> AsyncGenerator[ServerEven
             raise EngineFailed(str(error)) from error
         for event in events:
             yield event
-    if (last := reader.end()) is not None:
-        yield last
+    if (last := reader.end()) is not None and last.data:
+        with contextlib.suppress(NotACompletion):
+            if last.data.strip() != b"[DONE]":
+                decoded_answer(last.data)
+            yield last
 
 
 async def _chunks(

@@ -159,6 +159,23 @@ def test_stream_with_end_marker_in_text_is_recorded(
     assert [(each["code"], each["count"]) for each in exported["failures"]] == [("engine_failed", 1)]
 
 
+def test_half_an_event_at_the_end_is_not_passed_on(
+    proxy: tuple[str, Process], provider: Provider, module_processes: Processes
+) -> None:
+    api, process = proxy
+    path, events_of = PATHS[api]
+    blocks = encoded(events_of(ANSWER))
+    for count in (3, len(blocks) - 1):
+        sent, half = b"".join(blocks[:count]), blocks[1][: len(blocks[1]) // 2]
+        provider.answer = b"HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + sent + half
+        body = process.call("POST", path, asked(path), key=module_processes.key).body
+        assert body.startswith(sent)
+        reader = EventReader()
+        more = [orjson.loads(event.data) for event in reader.feed(body[len(sent) :])]
+        assert reader.end() is None and all("was cut" in each["error"]["message"] for each in more)
+        assert len(more) == (0 if api == "openai" and count > 3 else 1)
+
+
 def test_error_names_provider_that_does_not_stream(
     proxy: tuple[str, Process], provider: Provider, module_processes: Processes
 ) -> None:
