@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterable
 
 from areal.dataclasses import dataclass
 from areal.services.inference.data_proxy.parsers.reader import (
@@ -206,11 +207,16 @@ class PairCalls:
     def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
         opens = {f"<tool_call{suffix}>": suffix for suffix in self.suffixes}
         enclosing = [f"<{end}tool_calls{suffix}>" for suffix in self.suffixes for end in ("", "/") if self.around]
+        called = False
         while (begun := (yield from source.until((*opens, *enclosing), output.text))) is not None:
-            if begun not in opens:
-                continue
-            suffix = opens[begun]
             source.mark()
+            opened = begun if begun in opens else (yield from _one_of(source, opens))
+            if opened is None:
+                skipped = begun + source.since_mark()
+                if not (called and begun.startswith("</")):
+                    output.text(skipped)
+                continue
+            suffix = opens[opened]
             parts: list[str] = []
             key, close = f"<arg_key{suffix}>", f"</tool_call{suffix}>"
             marker = yield from source.until((key, close, *self._separators), parts.append)
@@ -220,6 +226,7 @@ class PairCalls:
                     yield from source.until((close,), discard)
                 output.text(begun + source.since_mark())
                 continue
+            called = True
             output.start(name)
             source.forget_mark()
             if marker in self._separators:
@@ -244,6 +251,15 @@ class PairCalls:
         if marker is not None:
             writer.close()
             output.end()
+
+
+def _one_of(source: TextSource, texts: Iterable[str]) -> Steps[str | None]:
+    """Pass white space and the text that is next, and return it; None if it is none of ``texts``."""
+    yield from source.space()
+    for text in texts:
+        if (yield from source.accept(text)):
+            return text
+    return None
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,8 @@ def content_and_calls(reply: Reply) -> tuple[str, list[tuple[str, str]]]:
          "<tool_call:opensource>no name<tool_sep:opensource></tool_call:opensource>!", []),
         ("minicpm5", '<function name="f"><param name="a"><![CDATA[</param>\n]]></param><param name="b">True</param>'
          "</function>", "", [("f", '{"a": "</param>\\n", "b": true}')]),
+        ("hy_v3", "A <tool_calls> tag and </tool_calls>.", "A <tool_calls> tag and </tool_calls>.", []),
+        ("hy_v3", "<tool_calls>\n<tool_call>a b</tool_call>", "<tool_calls>\n<tool_call>a b</tool_call>", []),
         ("minicpm5", "<function name=''>", "<function name=''>", []),
         ("qwen3_coder", "<function=get_weather>\n<parameter=where>\n{'a': [True]}\n</parameter>\n</function>", "",
          [("get_weather", '{"where": {"a": [true]}}')]),
