@@ -35,14 +35,15 @@ _STATED = re.compile(
     r"(?=(?:\W|\\(?:text|math)\w*){0,6}[A-J]\b\W*(?:$|[.:\n]|because\b|since\b))"
     r"|(?<![A-J], )(?<!\), )(?<!or )(?<!and )(?<!that )(?<!ment )"
     r"(?=\(?\b[A-J]\b(?:\W{0,4}(?:which\s)?|\)?,[^,.\n]{1,40},\s)(?:is|as)"
-    r"(?:\s(?:therefore|thus|also|the|only)){0,3}\s(?:correct|right|best|closest|nearest|answer)\b)"
+    r"(?:\s(?:therefore|thus|also|the|only|most)){0,3}\s(?:correct|right|best|closest|nearest|appropriate|answer)\b)"
     r"|(?<![Nn]ot )\b[Oo]nly\s(?:option\s|choice\s)?(?=\(?[A-J]\)?\s(?:works|fits|holds|matches|satisfies|is)\b)"
     r"|(?=\([A-J]\)\sit\sis\b)"
 )
 _REJECTED = re.compile(  # before "but", and at the end of a sentence
     r"(?:\bnot|n['’]t)\s(?!only\b)(?:[^\s.!?]+\s){1,3}?but(?=\s)(?:\srather)?"
     r"|(?:(?:,\s*|\s\(|\s(?=and|but))(?:and\s|but\s)?not\s[^\s,.!?]+(?:\s[a-z]+)?"
-    r"|\s(?:rather than|instead of)[^,.!?\n]*|,\swhich\sis\s[^,!?\n]*\sthan\s[^,!?\n]*)"
+    r"|\s(?:rather than|instead of)[^,.!?\n]*"
+    r"|,\s(?:which\sis\s)?[$\d][^,!?\n]*\b(?:less|more|fewer|[a-z]+er)\sthan\s[^,!?\n]*)"
     r"(?=[.!]?(?:\n|\Z))"
 )
 _ASIDE = re.compile(
@@ -58,7 +59,7 @@ _BESIDE = re.compile(
 )
 _CLOSING = re.compile(
     r"\n\s*(?:Let me know|[^\w\s]*Note\b(?! that)(?![^\n]*(?:=|\b(?:so|total|answer|thus|therefore|hence)\b))"
-    r"|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z"
+    r"|Explanation|This is because|I hope|Hope|Feel free|Would you|Do you|If you|Please)\b[^\n]*\s*\Z"
     r"|(?<=[.!\n])[ ]?[^\w\s]{0,9}(?:Check|Verification|(?:To|Let['’]s|Let us|We) (?:can )?(?:check|verify))\b"
     r"(?!.*\b(?i:so|answer|thus|therefore|hence|total)\b).*\Z",
     re.DOTALL,
@@ -100,10 +101,6 @@ _PROSE_NUMBER = re.compile(  # including context that changes its value or adds 
     rf"|(?:° ?[NSEW]\b| ?\\?%| (?:{SCALE}|squared|cubed|and a half)\b))?"
 )
 _REFUTED = r"(?:\s*(?:is|are|was)(?:n['’]t|\s+(?:not|wrong|false|incorrect|impossible))\b|\s*(?:错|不正确|不对|不成立))"
-_LETTER_LINE = re.compile(
-    rf"^\W*(?P<a>[A-J])\W*$|(?<!not )\*\*\(?(?P<b>[A-J])(?:\W*$|(?:\)[^*\n]*)?\*\*)(?!{_REFUTED})(?=[^\n\d]*\Z)",
-    re.MULTILINE,
-)
 _PREDICATE = re.compile(
     r".*\b(?:is|are|equals)\s+(?!not\b|an?\b|the\b|true|false|correct|right|wrong|incorrect)([^?\n]+?)[.!\s]*",
     re.DOTALL,
@@ -144,7 +141,6 @@ _DOUBT_AFTER = re.compile(
     rf"|{_REFUTED}|\s*不|[^，。]*(?:增根|舍去|不成立|不合题意)",
     re.IGNORECASE,
 )
-_COMPARED = re.compile(r"\s*(?:less|more|fewer|[a-z]+er)\s+than\b")  # 20% less than before
 _ASSIGNED = re.compile(r"([A-Za-z]\w*\s*=)\s*\Z")
 _NEIGHBOURS = re.compile(r"(?:[A-Za-z'’]+[ ](?=(?:of|to)\b))?[A-Za-z'’]+(?=[ $\\*_]*\Z)")
 _NEGATED = re.compile(r"(?:\A|[=$(:])[-−]\Z|[=$]\s*[-−]\s*\Z")
@@ -187,8 +183,6 @@ def _unmarked(text: str, in_words: bool) -> str | None:
     emphasis = _EMPHASIS.search(text)
     if not is_stated and emphasis and (len(emphasis[1]) == 1 or not _DOUBT_BEFORE.search(text[: emphasis.start()])):
         return emphasis[1]
-    if not is_stated and len(letters := {each["a"] or each["b"] for each in _LETTER_LINE.finditer(text)}) == 1:
-        return letters.pop()
     after = statements[-1].strip() if is_stated else before.strip().rpartition("\n")[2]
     first, *restated = _RESTATED.split(after)
     sentence = _SENTENCE_END.split(first, maxsplit=1)[0].strip(' "”') if is_stated else after
@@ -315,12 +309,7 @@ def _last_in_prose(text: str, doubt: bool = False) -> str | None:
     before, after = text[max(0, -start - _WINDOW) : -start], text[end : end + _WINDOW]
     beside = _NEIGHBOURS.search(before)
     is_changed = beside is not None and CHANGES.search(beside[0])
-    is_doubtful = doubt and (
-        _DOUBT_BEFORE.search(before)
-        or _DOUBT_AFTER.match(after)
-        or is_changed
-        or (_COMPARED.match(after) and (answer.endswith("%") or before.endswith(", ")))
-    )
+    is_doubtful = doubt and (_DOUBT_BEFORE.search(before) or _DOUBT_AFTER.match(after) or is_changed)
     unit = _UNIT.match(after)
     is_unit = unit and measure(symbol_of(unit[1].replace("\\", "")))
     return None if is_doubtful else answer + (unit[0].replace("(", "") if unit and is_unit else "")

@@ -245,11 +245,9 @@ def _plain(node: Node) -> str:
 
 
 def _ends_with(answer: Quantity, right: Quantity) -> bool:
-    """Return whether the answer is a sentence that ends with the right words, or says what they are: ``The series
-    converges`` for ``converges``, ``Alice is the one who lied`` for ``Alice``."""
+    """Return whether the answer is a sentence that ends with the right words: ``The series converges`` for
+    ``converges``."""
     sentence, ending = (re.sub(r"[^\w\s]", "", each.text.casefold()) for each in (answer, right))
-    if sentence.startswith(ending + " is the one who ") and not CHANGES.search(answer.text):
-        return True
     before = sentence.removesuffix(ending)
     subject = r"(?:the|this|that|it)\b((?: (?!is|are)\w+){0,4} (?:is|are)(?: an?| the)?| \w+|) "
     is_subject = re.fullmatch(subject, before)

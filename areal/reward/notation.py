@@ -57,6 +57,7 @@ _REWRITES = r"""
 (?:\\text\{\s*)?\(\s*(?:approx(?:imately|\.)?|about)\s*\}?\s*([^(){}]*)\)\s*\}? => \\approx \1
 (?<=[a-z]day),(?=\s+[A-Z][a-z]{2,}\.?\s+\d) =>
 ((?:\\text\w*\{)?\b[A-Z][a-z]{2,8}\.?\s*\}?)\s*(\d\d?),?\s+(\d{4})\b => \2 \1 \3
+(?<=\w)\s+is\s+the\s+one\s+(?:who|that)\b(?!.*(?:\b(?:not|never|or|and)\b|n['’]t)).* =>
 (?<=[a-z])\s+by\s+(?:the\s+)?[A-Za-z\s-]+(?:test|theorem|criterion) =>
 (?i:\b(?:both|only|(?:the\s+)?statements?)\s+)(?=(?:I{1,3}|IV|V)\b)|(?<=[IV])\s+only\b =>
 \\frac\s*\{\s*d\s*(\w)\s*\}\s*\{\s*d\s*\w\s*\} => \1'
