@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from areal.rollout.controller import RolloutController, RolloutControllerV2
     from areal.rollout.failures import Failure, RolloutsFailed
     from areal.rollout.staleness import Rollout
+    from areal.wire.agents import SessionHistory, SessionSummary, TurnRecord
     from areal.wire.bodies import Rewarded
+    from areal.wire.columns import ExportedInteraction, ExportedRow, ExportError, FailedCalls
 
 __all__ = [
     "AgentClient",
@@ -52,6 +54,10 @@ __all__ = [
     "ClientError",
     "ConnectionLost",
     "DeadlineExceeded",
+    "ExportError",
+    "ExportedInteraction",
+    "ExportedRow",
+    "FailedCalls",
     "Failure",
     "Group",
     "InferenceClient",
@@ -67,8 +73,11 @@ __all__ = [
     "RolloutsFailed",
     "ServiceError",
     "Session",
+    "SessionHistory",
+    "SessionSummary",
     "StateConflict",
     "Trajectories",
+    "TurnRecord",
     "Unauthorized",
     "UnknownName",
     "Unreachable",
@@ -84,7 +93,9 @@ _ELSEWHERE = {
     "areal.rollout.controller": ("RolloutController", "RolloutControllerV2"),
     "areal.rollout.failures": ("Failure", "RolloutsFailed"),
     "areal.rollout.staleness": ("Rollout",),
+    "areal.wire.agents": ("SessionHistory", "SessionSummary", "TurnRecord"),
     "areal.wire.bodies": ("Rewarded",),
+    "areal.wire.columns": ("ExportError", "ExportedInteraction", "ExportedRow", "FailedCalls"),
 }
 _HOMES = {name: home for home, names in _ELSEWHERE.items() for name in names}
 __getattr__ = lazy(__name__, {**dict.fromkeys(__all__, "areal.client.errors"), **_HOMES})

@@ -81,6 +81,8 @@ class SessionSummary(TypedDict):
 
 
 class TurnRecord(TypedDict):
+    """A turn of a session, also a failed one. ``at``: seconds since the epoch."""
+
     run_id: str
     outcome: Literal["complete", "agent", "infra", "cancelled"]
     error: str | None

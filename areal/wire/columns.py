@@ -37,7 +37,7 @@ class RewardedTurn(TypedDict):
 
 
 class ExportedRow(TypedDict):
-    """What a row is about. ``turns``: those of a concatenated row."""
+    """An entry of an export's ``rows``. ``turns``: those of a concatenated row."""
 
     session_id: str
     trajectory_id: int
@@ -70,7 +70,7 @@ class FailedCalls(TypedDict):
 
 
 class ExportError(TypedDict):
-    """A trajectory that cannot be exported, or with None a session."""
+    """A trajectory that is left out of an export: it is damaged, or its rewards overflow. None: its whole session."""
 
     session_id: str
     trajectory_id: int | None

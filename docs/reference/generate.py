@@ -177,6 +177,9 @@ def describe(name: str, found: Any) -> list[str]:
     lines = [f"### `{name}`", "", *text_of(found, own=True)]
     if inspect.isclass(found) and dataclasses.is_dataclass(found):
         return [*lines, *fields_of(found), *methods_of(found)]
+    if typing.is_typeddict(found):
+        rows = [f"| `{each}` | `{shown(kind)}` |" for each, kind in typing.get_type_hints(found).items()]
+        return [*lines, "| key | type |", "|---|---|", *rows, ""]
     if inspect.isclass(found) and (issubclass(found, BaseException) or issubclass(found, enum.Enum)):
         return lines
     return [*lines, f"`{name}{signature_of(found)}`", "", *(methods_of(found) if inspect.isclass(found) else [])]
@@ -227,10 +230,14 @@ def fields_of(found: Any) -> list[str]:
         else:
             default = "required"
         kind, *remarks = typing.get_args(hints[each.name]) if is_annotated(hints[each.name]) else (hints[each.name],)
-        shown = inspect.formatannotation(kind).replace("|", "\\|")
-        shown = re.sub(r"\b(?:\w+\.)+(?=\w)", "", shown)
-        lines.append(f"| `{each.name}` | `{shown}` | {default} | {'; '.join(filter(None, map(remark, remarks)))} |")
+        lines.append(
+            f"| `{each.name}` | `{shown(kind)}` | {default} | {'; '.join(filter(None, map(remark, remarks)))} |"
+        )
     return [*lines, ""]
+
+
+def shown(kind: Any) -> str:
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", inspect.formatannotation(kind).replace("|", "\\|"))
 
 
 def is_annotated(hint: Any) -> bool:
