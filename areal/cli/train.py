@@ -155,7 +155,7 @@ def _ended_job_uid(cli: Invocation, ref: Ref) -> str:
     if any(state.pid or state.phase in live for state in HomeView(cli.home).states([ref])):
         hint = f"areal train logs {ref.name} -f; areal train stop {ref.name}; or give this one another --name"
         raise Conflict(f"{ref} runs already", hint=hint)
-    cli.info(f"{ref} has run before: another run, from the start; the files of the earlier one are set aside")
+    cli.info(f"{ref} has run before: another run, from the start, sets the files of the earlier one aside")
     return found.uid
 
 

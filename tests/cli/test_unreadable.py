@@ -93,6 +93,18 @@ def test_models_of_unreadable_service_are_listed(areal: Areal, recorded: Callabl
     assert areal("diff", "--drift").code == 3
 
 
+@pytest.mark.parametrize("damage", [lambda record: record.write_text("{"), lose])
+def test_status_of_service_shows_unreadable_model(
+    areal: Areal, recorded: Callable[[str], Path], damage: Callable[[Path], object]
+) -> None:
+    damage(recorded("model/m"))
+    status = areal("inf", "status", "-o", "json")
+    assert status.code == 1 and status.json["healthy"] is False
+    (model,) = status.json["models"]
+    assert (model["name"], model["phase"]) == ("m", "Unknown") and "areal doctor --fix" in model["message"]
+    assert "its record is unreadable" in areal("inf", "status").out
+
+
 def test_short_lists_name_unreadable_records(areal: Areal, recorded: Callable[[str], Path]) -> None:
     recorded("inferenceservice/spare").write_text("{")
     recorded("model/m").write_text("{")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +105,23 @@ def _status(cli: Invocation, service: str | None) -> dict[str, object]:
     document["models"] = [
         {key: row[key] for key in ("name", "phase", "ready", "backend", "weights", "message")} for row in rows
     ]
+    if lost := list(_unreadable_models(home, found.name)):
+        document |= {"models": [*document["models"], *lost], "healthy": False}
     return document
+
+
+def _unreadable_models(home: HomeView, service: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of models whose records cannot be read, and which may belong to the service."""
+    from areal.state.files import remedy
+    from areal.state.upkeep import ref_of
+
+    models = home.of_kind(MODEL)
+    for path, reason in models.unreadable:
+        presumed = models.presumed.get(path)
+        if presumed is None or service_of(presumed) == service:
+            message = f"its record is unreadable: {remedy(reason)}"
+            row = {"phase": "Unknown", "ready": "", "backend": None, "weights": None, "message": message}
+            yield {"name": ref_of(path).name, **row}
 
 
 _MODEL_COLUMNS = (
