@@ -21,7 +21,7 @@ from areal.cli.failures import error_lines, fault_lines
 from areal.cli.manifest import DryRunCommand, SourceFlags, dry_run_option, print_manifests, source_options
 from areal.cli.objects import complete_targets, one_ref, parse_refs, select, select_all, stored, targets_argument
 from areal.cli.operate import approver, mutate, mutation
-from areal.cli.options import Invocation, Seconds, change_options, gather, interactive
+from areal.cli.options import Invocation, Seconds, change_options, gather, interactive, refuse_flags
 from areal.cli.output import Column, clock, dump, emit_one, emit_rows, field, show, to_yaml, write
 from areal.cli.remote import local_options
 from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageFault, with_names, worst_exit
@@ -86,6 +86,8 @@ def apply(
     areal render -f base.yaml | areal apply -f -
     """
     _check(plan, source, policy, "apply")
+    if plan and dry_run:
+        raise UsageFault("--dry-run prints the plan of manifests, and PLAN is a plan", hint=f"areal apply {plan}")
     if dry_run == "client":
         print_manifests(cli, [manifest(resource) for resource in source.render().resources], "valid")
         return 0
@@ -133,8 +135,10 @@ def diff(
     from areal.reconcilers import apply as reconciler
     from areal.reconcilers.prepare import drift as plan_drift
 
-    if drift and (not source.is_empty or out):
-        raise UsageFault("--drift compares processes with the recorded state; it cannot be used with -f, -k or --out")
+    if drift:
+        refuse_flags("with --drift, which compares processes with the recorded objects", source, policy)
+    if drift and out:
+        raise UsageFault("--out saves the plan of manifests; it cannot be used with --drift")
     if targets and not drift:
         raise UsageFault(
             "objects are named only with --drift", hint="areal diff -f FILE, or areal diff --drift KIND/NAME"
@@ -193,8 +197,8 @@ def _refused(plan: Plan) -> int:
 
 
 def _check(plan: str | None, source: SourceFlags, policy: PolicyFlags, verb: str) -> None:
-    if plan and not source.is_empty:
-        raise UsageFault("a saved plan contains its manifests; it cannot be used with -f or -k")
+    if plan and not plan.endswith((".yaml", ".yml")):  # a manifest without -f has an error of its own
+        refuse_flags("with a saved plan, which contains its manifests and flags", source, policy)
     if not plan:
         source.require(verb)
     if policy.prune and not policy.set_name:
@@ -443,6 +447,8 @@ def delete(
         raise UsageFault("name the objects to delete, or give their manifests with -f", hint="areal delete model/qwen")
     if not cli.yes and not interactive():
         raise UsageFault("delete is destructive and there is no terminal to ask on", hint="add --yes")
+    if source.is_empty:
+        refuse_flags("without -f or -k", source)
     if not source.is_empty:
         refs = [item.ref for item in reversed(source.require("delete").render().resources)]
     elif selector is not None:

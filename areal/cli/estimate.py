@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from areal.cli.manifest import SourceFlags, source_options
-from areal.cli.options import FiniteRange, Invocation, print_options
+from areal.cli.options import FiniteRange, Invocation, print_options, refuse_flags
 from areal.cli.output import Column, Row, as_list, emit_rows, field, render_table, write
 from areal.cli.train import job_manifest
 from areal.dataclasses import replace
@@ -104,6 +104,7 @@ def _resources(words: Sequence[str], source: SourceFlags) -> Sequence[Resource]:
         if words:
             raise UsageFault("CONFIG and -f cannot be used together", hint="with -f, use --set to change values")
         return source.render().resources
+    refuse_flags("without -f or -k", source)
     config = words[0] if words and "=" not in words[0] else None
     if config is None:
         raise UsageFault("no configuration and no manifest is given", hint="areal train estimate CONFIG, or -f FILE")

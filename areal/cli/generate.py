@@ -16,7 +16,7 @@ import click
 
 from areal.cli.manifest import STDIN, SourceFlags, source_options
 from areal.cli.objects import complete_targets, parse_refs, stored
-from areal.cli.options import Invocation, env_option, print_options, stack
+from areal.cli.options import Invocation, env_option, print_options, refuse_flags, stack
 from areal.cli.output import emit_one, refuse_existing, write_file
 from areal.errors import UsageFault
 from areal.installation import DISTRIBUTION, module_argv
@@ -151,6 +151,8 @@ def systemd(
     """
     if targets and not source.is_empty:
         raise UsageFault("-f and -k do not go with KIND/NAME")
+    if source.is_empty:
+        refuse_flags("without -f or -k", source)
     system = system or run_as is not None or os.getuid() == 0
     home, items = str(cli.home.root), list(HomeView(cli.home).objects)
     verb = ["reconcile", *(str(stored(cli.home, ref).ref) for ref in parse_refs(targets))]

@@ -98,6 +98,10 @@ def get(
     areal get model/qwen -o manifest > qwen.yaml
     areal get processes inferenceservice/default -w
     """
+    of_objects = {"--selector": selector, "--show-origin": show_origin, "--show-defaults": show_defaults}
+    given = [flag for flag, value in of_objects.items() if value]
+    if given and targets and targets[0] in ("kinds", *_PROCESSES):
+        raise UsageFault(f"{', '.join(given)} cannot be used with {targets[0]}: only objects have specs and labels")
     if targets == ("kinds",):
         rows = [{"kind": info.kind, "plural": info.plural, "short": list(info.short)} for info in KINDS.values()]
         emit_rows(cli, rows, _KIND_COLUMNS, name=lambda row: str(row["plural"]))
@@ -108,8 +112,7 @@ def get(
     if chosen is not None:
         from areal.cli.remote_view import get_remote
 
-        local = {"--selector": selector, "--show-origin": show_origin, "--show-defaults": show_defaults}
-        if given := [flag for flag, value in local.items() if value]:
+        if given:
             raise UsageFault(f"{', '.join(given)} cannot be used with a gateway, which has no manifests")
 
         look: Callable[[], Table] = partial(get_remote, chosen, targets)

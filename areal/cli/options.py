@@ -435,6 +435,22 @@ def gather(name: str, flags: Any, options: Sequence[Decorator[Any]]) -> Decorato
     return decorate
 
 
+_SPELLED = {"files": "-f", "recursive": "-R", "overlay": "-k", "sets": "--set", "values_files": "--values"}
+
+
+def refuse_flags(why: str, *groups: Any) -> None:
+    """Raise UsageFault for flags that are given and have no effect. ``groups``: NamedTuples of ``gather``."""
+    flags = (
+        (_SPELLED.get(name, f"--{name.replace('_', '-')}"), value)
+        for group in groups
+        for name, value in group._asdict().items()
+    )
+    if given := [flag for flag, value in flags if value]:
+        from areal.errors import UsageFault
+
+        raise UsageFault(f"{', '.join(given)} cannot be used {why}")
+
+
 def duration(name: str, default: str, help: str) -> Decorator[Any]:
     """Return an option of a time above 0."""
     return click.option(

@@ -239,7 +239,10 @@ class _Builder:
 
     def _bad_key(self, frame: _Frame, pos: Pos, what: str) -> None:
         """Report the key, and read its value under an empty key."""
-        self._problems.add(pos, "", f"a key must be a word, not {what}", hint='quote a value that begins with "{"')
+        hint = 'quote a value that begins with "{"'
+        if (pos.line, pos.col) == (frame.pos.line, frame.pos.col + 1):  # {{
+            hint = "a template is ${{ values.NAME }}; for Helm's: helm template CHART | areal apply -f -"
+        self._problems.add(pos, "", f"a key must be a word, not {what}", hint=hint)
         frame.key, frame.key_pos, frame.merging = "", pos, False
 
     def _close(self) -> None:

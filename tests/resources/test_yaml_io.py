@@ -104,6 +104,15 @@ def test_ambiguous_yaml_is_refused_at_its_position(text: str, message: str) -> N
     assert _faults(text) == [message]
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"), [("a: {{ .Values.x }}", "helm template"), ("a: { {b: c}: d}", "quote a value")]
+)
+def test_template_of_helm_is_recognised(text: str, hint: str) -> None:
+    problems = Problems()
+    load_documents(text, "f", problems)
+    assert hint in str(problems.found[0].hint)
+
+
 def test_unclosed_bracket_error_gives_start_line() -> None:
     (fault,) = _faults("a:\n  b: [1, 2\nc: 3\n")
     assert fault.startswith("f:3:") and "begins at line 2" in fault
