@@ -110,7 +110,7 @@ def test_ambiguous_yaml_is_refused_at_its_position(text: str, message: str) -> N
 def test_template_of_helm_is_recognised(text: str, hint: str) -> None:
     problems = Problems()
     load_documents(text, "f", problems)
-    assert hint in str(problems.found[0].hint)
+    assert hint in str(next(iter(problems.found)).hint)
 
 
 def test_unclosed_bracket_error_gives_start_line() -> None:
