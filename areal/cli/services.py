@@ -235,9 +235,9 @@ def scale_options(flag: str) -> Decorator[Any]:
 
 def scale_service(cli: Invocation, found: StoredObject, flags: ScaleFlags, command: str, *, up: bool) -> int:
     """Scales a service, or a model of one. ``command``: ``areal inf {} --model x``, for the hint of an error."""
-    from areal.reconcilers.kinds import controller_of
+    from areal.reconcilers.operations import declared_replicas
 
-    present = controller_of(found.kind).replicas(found.spec)
+    present = declared_replicas(found)
     wanted = flags.to if flags.to is not None else present + (flags.by or 1) * (1 if up else -1)
     if wanted < 0:
         raise UsageFault(f"--by {flags.by or 1} is too many: {found.ref} has {present}")

@@ -221,13 +221,18 @@ def scale(
     change = scaling(ctx, ref, replicas, model)
 
     def require_current(plan: Plan) -> None:
-        now = controller_of(change.ref.kind).replicas(ObjectStore(ctx.home).expect(change.ref).spec)
+        now = declared_replicas(ObjectStore(ctx.home).expect(change.ref))
         if current and now not in current and not force:
             raise Conflict(
                 f"{change.ref} has {now} replicas, not {current[0]}", hint=f"areal get {change.ref}; then try again"
             )
 
     return carry_out(ctx, change, timeout_s, approve, require_current)
+
+
+def declared_replicas(item: StoredObject) -> int:
+    """Return the replicas of the object; of a suspended one, those that it has when it is resumed."""
+    return controller_of(item.kind).replicas({**item.spec, "suspend": False})
 
 
 def scaling(ctx: Context, ref: Ref, replicas: int, model: str | None = None) -> ObjectChange:
@@ -238,8 +243,8 @@ def scaling(ctx: Context, ref: Ref, replicas: int, model: str | None = None) -> 
     controller = controller_of(scaled.kind)
 
     def edit(item: StoredObject) -> Target:
-        now = controller.replicas(item.spec)
-        if now == replicas and not item.spec.get("suspend"):
+        now = declared_replicas(item)
+        if now == replicas:
             return Target(item, "unchanged")
         return with_layer(item, SCALE, {controller.replicas_field: replicas}, f"scaled {now} -> {replicas}")
 

@@ -170,6 +170,24 @@ def test_scale_rejects_conflicting_flags(areal: Areal, record: Callable[..., Any
     assert both.code == 2 and "use either --pairs (the new number) or --by" in both.err
 
 
+def test_suspended_service_is_scaled_from_the_pairs_that_it_has_when_resumed(
+    areal: Areal, record: Callable[..., Any]
+) -> None:
+    record("AgentService", "default", {"command": ["cat"], "pairs": 3, "suspend": True})
+
+    def pairs() -> int:
+        return int(areal("get", "agent/default", "-o", "jsonpath={.spec.pairs}").out)
+
+    up = areal("agent", "scaleup", "--by", "1", "--force-conflicts")
+    assert up.code == 0 and "scaled 3 -> 4" in up.out and pairs() == 4, up
+    assert areal("agent", "scaledown", "--by", "2", "--yes").code == 0 and pairs() == 2
+    assert areal("scale", "agent/default", "--replicas", "1", "--current", "2", "--yes").code == 0 and pairs() == 1
+    assert (
+        "--model names a model of an InferenceService"
+        in areal("scale", "agent/default", "--replicas", "2", "--model", "m").err
+    )
+
+
 def test_verbs_default_to_only_agent_service(areal: Areal, tmp_path: Path) -> None:
     manifest = tmp_path / "agents.yaml"
     head = "apiVersion: areal.dev/v1alpha1\nkind: AgentService\n"

@@ -198,6 +198,8 @@ class KindController:
         """Return the object to which `areal scale REF --model` refers. Raises UsageFault, NotFound."""
         if not self.replicas_field:
             raise UsageFault(f"{ref} has no replicas to scale")
+        if model is not None:
+            raise UsageFault(f"--model names a model of an InferenceService, and {ref} is none")
         return ref
 
     def replicas(self, spec: Mapping[str, Any]) -> int:
