@@ -388,8 +388,9 @@ def queued_for(state: RunState) -> str:
 
 
 def best_run(seen: Observed, ref: str, name: str, index: int = 0) -> ObservedRun | None:
-    """Return the component's run that serves, or else one that lives, or else the one that ended last."""
-    return max(seen.of(ref, name, index), key=lambda run: (serves(run), run.is_live, run.ended_at), default=None)
+    """Return the component's run that serves, or else one that lives, one that may live, or the one that ended last."""
+    runs = seen.of(ref, name, index)
+    return max(runs, key=lambda run: (serves(run), run.is_live, run.may_live, run.ended_at), default=None)
 
 
 def serves(run: ObservedRun | None) -> bool:

@@ -160,6 +160,18 @@ def test_rolling_update_counts_routed_replica() -> None:
     assert health(replace(world(both), routes=observed.routes)).phase == "Ready"
 
 
+def test_process_that_cannot_be_seen_counts_before_one_that_ended() -> None:
+    """As in a copied home, or with a damaged record, after a restart: the predecessor says nothing about the health."""
+    _, item, observed = steady()
+    ended = [
+        replace(run, state=replace(run.state, phase=Phase.DEAD, last_exit=LastExit(0, None, 1.0, "stopped")))
+        for run in replica(item, suffix="-old")
+    ]
+    unseen = changed(observed, "engine", phase=Phase.UNKNOWN)
+    both = replace(unseen, runs={**unseen.runs, MODEL: (*ended, *unseen.runs[MODEL])})
+    assert (health(both).phase, health(both).reason) == ("Unknown", "CannotBeSeen")
+
+
 def test_model_without_a_service_is_not_ready() -> None:
     _, item, observed = steady()
     assert assess(MODEL, item.spec, observed, None).reason == "NoService"
