@@ -26,6 +26,7 @@ from areal.resources.addresses import is_loopback
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import LIVE, LOOPBACK, Phase, ProblemKind, RunState
+from areal.runtime.runs import COPIED
 from areal.state import upkeep
 from areal.state.files import NEWER, crash_point, remedy
 from areal.state.home import read_key
@@ -127,7 +128,7 @@ def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
     for problem in backend.inspect():
         severity = "error" if problem.pids or problem.trouble is ProblemKind.STRAY_PROCESS else "warning"
         ends = problem.trouble is ProblemKind.STRAY_PROCESS
-        by_hand = "repair it by hand: stop its processes where they run"
+        by_hand = "" if COPIED in problem.message else "repair it by hand: stop its processes where they run"
         hint = by_hand if not problem.repairable else END if ends else FIX
         finding = Finding(severity, f"{problem.trouble}: {problem.subject}", problem.message, hint)
         yield _Diagnosis(finding, partial(backend.repair, problem) if problem.repairable else None, ends)

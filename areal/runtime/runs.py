@@ -210,9 +210,12 @@ def is_copy(folder: str, made_in: str, inode: int | None) -> bool:
         return True  # it is there, and may not be looked at
 
 
+COPIED = "and this is a copy: use that home"
+
+
 def copy_reason(folder: str, original: str) -> str:
     """Return the reason that a copied run is neither seen nor touched, with the next step."""
-    return f"its processes belong to {original}, and this is a copy: use that home, or remove {folder} to start it here"
+    return f"its processes belong to {original}, {COPIED}, or remove {folder} to start it here"
 
 
 def last_exit_from_record(record: Mapping[str, Any] | None) -> LastExit | None:

@@ -28,7 +28,8 @@ def test_copied_home_is_unknown_and_leaves_original_unchanged(box: Box) -> None:
     assert copy.areal("apply", "-f", changed, "--yes").code == 9
     assert copy.areal("restart", "inferenceservice/default").code != 0
     assert copy.areal("delete", "inferenceservice/default", "--yes").code != 0
-    copy.areal("doctor", "--fix")
+    found = copy.areal("doctor", "--fix")
+    assert "use that home" in found.out and "stop its processes" not in found.out
     assert box.pids() == pids and box.areal("diff", "--drift").code == 0
 
     moved = replace(box, home=box.folder / "moved")
