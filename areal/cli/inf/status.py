@@ -102,11 +102,9 @@ def _status(cli: Invocation, service: str | None) -> dict[str, object]:
     models = [item for item in home.objects if service_of(item) == found.name]
     document, seen = service_status(home, found, models)
     rows = [model_row(item, seen[str(item.ref)]) for item in models]
-    document["models"] = [
-        {key: row[key] for key in ("name", "phase", "ready", "backend", "weights", "message")} for row in rows
-    ]
-    if lost := list(_unreadable_models(home, found.name)):
-        document |= {"models": [*document["models"], *lost], "healthy": False}
+    shown = [{key: row[key] for key in ("name", "phase", "ready", "backend", "weights", "message")} for row in rows]
+    lost = list(_unreadable_models(home, found.name))
+    document |= {"models": [*shown, *lost], "healthy": document["healthy"] and not lost}
     return document
 
 

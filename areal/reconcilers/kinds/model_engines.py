@@ -230,6 +230,8 @@ def find_server(pid: int | None, url: str | None, name: str) -> Server:
     """
     urls = [url.rstrip("/")] if url is not None else [f"http://127.0.0.1:{port}" for port in ports_of(pid or 0)]
     if not urls:
+        if not Path(f"/proc/{pid}").exists():
+            raise NotFound(f"there is no process {pid}")
         raise NotFound(f"process {pid} listens on no port", hint=f"ss -ltnp | grep pid={pid}")
     problems = []
     for candidate in urls:
