@@ -409,7 +409,8 @@ def check_logprobs(sampling: SamplingParams, options: ResponseOptions, capabilit
     if name is not None:
         why = "with it, this engine's logprobs are not those of softmax(logits / temperature), which a trainer needs"
         raise unsupported(
-            _SAMPLING_NAMES.get(name, name), f"{why}; leave it out, or ask with store: false and no logprobs"
+            _SAMPLING_NAMES.get(name, name),
+            f"{why}; leave it out, or send store: false without logprobs and return_token_ids",
         )
 
 
