@@ -62,9 +62,11 @@ def load_examples(source: str, *, prompt_field: str | None = None, system: str |
 def _messages(fields: Mapping[str, object], where: str, chosen: str | None, system: str | None) -> tuple[Message, ...]:
     name = chosen or next((name for name in _PROMPTS if fields.get(name)), None)
     if name is None or fields.get(name) is None:
-        wanted = chosen or ", ".join(_PROMPTS)
+        wanted = [chosen] if chosen else _PROMPTS
+        empty = next((f"its {name} is empty" for name in wanted if name in fields), "")
+        why = empty or f"none of its fields ({', '.join(fields)}) is {', '.join(wanted)}"
         raise BadData(
-            f"{where}: the example has no prompt: none of its fields ({', '.join(fields)}) is {wanted}",
+            f"{where}: the example has no prompt: {why}",
             hint="name it with --prompt-field",
         )
     prompt = fields[name]

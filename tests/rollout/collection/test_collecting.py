@@ -244,6 +244,7 @@ def test_resume_with_other_settings_names_difference(bench: Bench, collecting: C
     [
         ("{not json}\n", (), 3, "data.jsonl:1: no JSON"),
         ('{"id": 1}\n', (), 3, "none of its fields (id)"),
+        ('{"question": "", "answer": "2"}\n', (), 3, "the example has no prompt: its question is empty"),
         ("[1]", (), 3, "a row is a map of columns, not int"),
         ("", (), 3, "there are no rows"),
         ('{"prompt": "x", "tools": "["}\n', (), 3, "data.jsonl:1: tools must be a list, or the JSON text of one"),
