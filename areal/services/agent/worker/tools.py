@@ -87,7 +87,7 @@ class McpConnection:
                 _log.warning("the MCP server %s has ended its connection", self.name)
             except Exception as error:  # noqa: BLE001 - the boundary to the server and its client
                 _log.warning("the MCP server %s: %s", self.name, _shown(error))
-                if not self._client.done():  # the attempt to connect failed
+                if self._doing and not self._client.done():  # the attempt to connect failed
                     self._client.set_exception(ToolError(f"the MCP server {self.name} is away: {_shown(error)}"))
                     self._client.exception()  # marks it as retrieved: there may be no waiting call
             self._drop_connection()
@@ -106,6 +106,7 @@ class McpConnection:
                         self.tools = [tool async for tool in self._listed(client)]
                     limit.reschedule(None)
                     self._client.set_result(client)
+                    self._doing = ""
                     await self._lost.wait()
         except TimeoutError as error:
             raise ToolError(f"it did not {self._doing} within {self._timeout_s:g} s") from error

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import textwrap
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from areal.api.agent import ToolError
 from areal.client.command import free_port
+from areal.services.agent.worker.tools import mcp_tools
 from tests.services.agent.worker.conftest import answer, start_agent
 from tests.services.processes import Process, Processes, wait_until
 
@@ -251,3 +256,42 @@ def test_answer_that_is_not_utf8_ends_its_call(processes: Processes, tmp_path: P
     (tmp_path / "server.py").write_text(textwrap.dedent(LATIN))
     worker = start_agent(processes, tmp_path, AGENT, "--tools", stdio(tmp_path / "server.py"))
     assert answer(worker, "drink")["summary"] == "caf\ufffd"
+
+
+class _HttpTools(BaseHTTPRequestHandler):
+    """An MCP server with the tool ``drop``, whose first call ends its HTTP connection without an answer."""
+
+    protocol_version = "HTTP/1.1"
+    dropped = False
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if asked["method"] == "tools/call" and not _HttpTools.dropped:
+            _HttpTools.dropped = self.close_connection = True
+            return
+        results: dict[str, Any] = {
+            "tools/list": {"tools": [{"name": "drop", "inputSchema": {"type": "object"}}]},
+            "tools/call": {"content": [{"type": "text", "text": "fine"}]},
+        }
+        found = results.get(asked["method"], {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}})
+        named = {"serverInfo": {"name": "x", "version": "1"}, **found} if "capabilities" in found else found
+        body = json.dumps({"jsonrpc": "2.0", "id": asked.get("id"), "result": named}).encode()
+        self.send_response(200 if "id" in asked else 202)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        return None
+
+
+async def test_call_after_a_lost_http_connection_waits_for_the_next() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _HttpTools) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        configured = [{"mcp": {"url": f"http://127.0.0.1:{server.server_port}/mcp"}}]
+        async with asyncio.timeout(20), mcp_tools(configured, 5) as (tool,):
+            with pytest.raises(ToolError, match="did not answer drop"):
+                await tool.call({})
+            assert await tool.call({}) == "fine"
+        server.shutdown()
