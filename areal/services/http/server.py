@@ -515,8 +515,7 @@ class HttpConnection(asyncio.Protocol):
     def _sweep_slow(self, now: float, patience_s: float) -> None:
         """Disconnect a caller that has read nothing for ``patience_s``. Reading slowly is allowed."""
         since, left = self._unread
-        size = self._transport.get_write_buffer_size()
-        if size < left:
+        if (size := self._transport.get_write_buffer_size()) < left:
             self._unread = (now, size)
         elif now > since + patience_s:
             self._transport.abort()
