@@ -235,15 +235,16 @@ def test_read_command_exits_at_first_signal(spawn: Spawner) -> None:
 
 
 WATCH = """
-import sys, time
+import sys
 sys.argv[0] = "areal"
-sleep = time.sleep
+from areal.cli import get
+from areal.cli.main import main
+pause = get.pause
 def told(seconds):
     print("watching", flush=True)
-    time.sleep = sleep
-    sleep(seconds)
-time.sleep = told
-from areal.cli.main import main
+    get.pause = pause
+    pause(seconds)
+get.pause = told
 sys.exit(main())
 """
 
