@@ -289,7 +289,7 @@ def _add(builder: _MessageBuilder, item: object, where: str, fields: Fields, too
             has_id = item.get("call_id") is not None
             builder.add("tool", text, **({"tool_call_id": string_of(item, "call_id", where)} if has_id else {}))
         case "item_reference":
-            raise unsupported(f"{where}.type", _NOT_KEPT)
+            raise unsupported(f"{where}.type", f"{_NOT_KEPT} (with store: false, the Vercel AI SDK does)")
         case kind:
             raise unsupported(f"{where}.type", f"there is no {kind!r} here")
 

@@ -146,7 +146,7 @@ FAMILIES = {
             *("custom_tool_call_output", "additional_tools"),
         ),
         "input",
-        {"item_reference": "responses are not kept"},
+        {"item_reference": "responses are not kept: send the whole conversation as input (with store: false"},
     ),
     "tools": Family(
         "/v1/responses",
