@@ -92,7 +92,7 @@ def test_mutating_command_outlives_its_reader(
 def test_watch_ends_with_its_reader_although_nothing_happens(record: Callable[..., StoredObject], command: str) -> None:
     record("InferenceService", "default", {"suspend": True})
 
-    found = shell(f"timeout 30 areal {command} | head -1; exit ${{PIPESTATUS[0]}}")
+    found = shell(f"timeout 30 {AREAL} {command} | head -1; exit ${{PIPESTATUS[0]}}")
 
     assert found.returncode == 141 and len(found.stdout.splitlines()) == 1, found.stderr
 

@@ -123,7 +123,7 @@ def test_record_without_revision_is_replaced_by_its_manifest(
     record.write_text("{")
     (record.parent / "revisions" / "1.json").write_text("{")
     doctor = areal("doctor", "--fix")
-    assert doctor.code == 1 and "apply its manifest again: areal apply -f FILE" in doctor.out, doctor
+    assert doctor.code == 1 and "its manifest replaces it and keeps its processes: areal apply -f FILE" in doctor.out
     file = str(tmp_path / "m.yaml")
     assert areal("diff", "-f", file).code == 1
     applied = areal("apply", "-f", file)

@@ -16,8 +16,8 @@ from examples.agents.tau2.domains import Message, Who, load_domain
 class Tau2Agent:
     """Which domain and task a turn is of, its caller says: ``metadata["tau2"]`` has ``domain``, ``task``, ``steps``
     (how many more there may be), ``sampling`` (fields of the model calls) and ``user_calls``: by the number of a turn,
-    the messages of the user's own tool calls before it. The agent keeps nothing itself, so that its sessions may move
-    to another process."""
+    the messages of the user's own tool calls before it. The answer's metadata has the turn's chat ``messages``. The
+    agent keeps nothing itself, so that its sessions may move to another process."""
 
     def __init__(self) -> None:
         self._http = openai.DefaultAsyncHttpxClient()
@@ -32,6 +32,7 @@ class Tau2Agent:
         conversation = [*opening, *_with_user_calls(history, episode["user_calls"])]
         environment = await asyncio.to_thread(domain.replay, episode["task"], conversation)
         messages: list[Any] = [{"role": "system", "content": domain.agent_prompt}, *said_to("assistant", conversation)]
+        before = len(messages)
         client = openai.AsyncOpenAI(
             base_url=f"{model['base_url']}/v1", api_key=model["api_key"], http_client=self._http
         )
@@ -44,7 +45,8 @@ class Tau2Agent:
             if not answer.tool_calls:
                 if not (answer.content or "").strip():
                     raise ValueError("the model answered nothing and called no tool")
-                return AgentResponse(answer.content or "")
+                messages.append({"role": "assistant", "content": answer.content})
+                return AgentResponse(answer.content or "", {"messages": messages[before:]})
             calls = [call.model_dump() for call in answer.tool_calls]
             messages.append({"role": "assistant", "content": answer.content, "tool_calls": calls})
             await emitter.emit_delta(answer.content or "")
@@ -55,7 +57,7 @@ class Tau2Agent:
                 result = await asyncio.to_thread(environment.call, "assistant", name, arguments)
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
                 await emitter.emit_tool_result(name, result, call["id"])
-        return AgentResponse()  # without an answer: there are no more steps
+        return AgentResponse(metadata={"messages": messages[before:]})  # without an answer: there are no more steps
 
     async def close_all_sessions(self) -> None:
         await self._http.aclose()

@@ -112,7 +112,7 @@ async def play(
             break
         about = {"domain": domain_name, "task": task_id, "steps": steps, "user_calls": user_calls, "sampling": sampling}
         response = await say(message["content"], {"tau2": about})
-        conversation += turn_messages(response)
+        conversation += response["agent_metadata"]["messages"]
         if conversation[-1]["role"] != "assistant":  # its steps are used up
             break
     reward = await asyncio.to_thread(domain.score, task_id, conversation, ended)
@@ -141,26 +141,6 @@ def _steps(task: Task, conversation: Sequence[Message]) -> int:
 
 def sampling_of(gconfig: GenerationHyperparameters) -> dict[str, Any]:
     return {**gconfig.request_fields(gconfig.seed), "max_tokens": gconfig.max_new_tokens}
-
-
-def turn_messages(response: Mapping[str, Any]) -> list[Message]:
-    """A response's items as chat messages: calls that were made together in one with the text before them, their
-    results, and the whole text."""
-    found: list[Message] = []
-    for item in response["output"]:
-        if item["type"] == "function_call":
-            if not found or found[-1]["role"] != "assistant":
-                found.append({"role": "assistant", "content": None})
-            function = {"name": item["name"], "arguments": item["arguments"]}
-            found[-1].setdefault("tool_calls", []).append(
-                {"id": item["call_id"], "type": "function", "function": function}
-            )
-        elif item["type"] == "function_call_output":
-            found.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
-        else:
-            text = "".join(part.get("text", "") for part in item["content"])
-            found.append({"role": "assistant", "content": text})
-    return found
 
 
 class Tau2Workflow(AgentServiceWorkflow):
