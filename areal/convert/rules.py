@@ -201,7 +201,7 @@ def convert(source: Framework, given: Mapping[str, object]) -> Draft:
         draft.set(target, value)
     source.finish(draft)
     for model in (draft.config.get(name, {}) for name in ("actor", "critic")):
-        if "optimizer" in model:  # no framework warms up unless it is told to; ours does for a thousandth of the steps
+        if "optimizer" in model:  # frameworks do not warm up by default; areal does for a thousandth of the steps
             model["optimizer"].setdefault("warmup_steps_proportion", 0.0)
     if draft.config.get("total_train_steps") is not None:
         draft.config.pop("total_train_epochs", None)

@@ -49,7 +49,7 @@ _UNREAD = {  # columns of other trainers without which a row would be learned di
     "prompt_ids": "chosen_ids and rejected_ids begin with the prompt, of prompt_length tokens",
     "margin": "a preference has no margin",
 }
-_UNREAD_BESIDE_QUESTIONS = {  # the same in rows that are no conversations
+_UNREAD_BESIDE_QUESTIONS = {  # the same in rows that are not conversations
     "history": "put its turns into messages",
     **dict.fromkeys(("context", "passage", "choices", "options"), "put it into the question"),
 }
