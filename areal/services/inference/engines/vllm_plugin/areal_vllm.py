@@ -134,7 +134,7 @@ class Worker:
             try:
                 new.receive(group, given_up)
             except RuntimeError:
-                self._areal_weights.leave(name or "")  # the rest of the broadcast would be taken for the next
+                self._areal_weights.leave(name or "", group)  # the rest of the broadcast would be taken for the next
                 raise
         return new
 
@@ -215,9 +215,12 @@ class _WeightState:
             if not given_up.is_set():
                 self.groups[name] = group
 
-    def leave(self, name: str) -> None:
-        """Free the group in a thread, because this may take as long as an operation that hangs in the group."""
-        held = [self.groups.pop(name, None)]
+    def leave(self, name: str, group: object = None) -> None:
+        """Free the group of this name, unless it has replaced ``group``. It is freed in a thread, because this may take
+        as long as an operation that hangs in the group."""
+        with self._lock:
+            replaced = group is not None and self.groups.get(name) is not group
+            held = [None if replaced else self.groups.pop(name, None)]
         threading.Thread(target=held.clear, name="areal-free-group", daemon=True).start()
 
 
