@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from areal.errors import UsageFault
@@ -49,7 +50,7 @@ class MathAgent(AnsweringAgent):
         return str(reply.text)
 
 
-async def _result(called: Any, call: dict[str, Any]) -> Any:
+async def _result(called: Any, call: Mapping[str, Any]) -> Any:
     """Return the message of a tool's result; an error is a result that the model reads."""
     from langchain_core.messages import ToolMessage
 
