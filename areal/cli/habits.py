@@ -42,9 +42,9 @@ _NAMESPACES = "there are no namespaces: --home DIR, or AREAL_HOME, separates obj
 _OPTIONS = {
     **dict.fromkeys(("-A", "--all-namespaces", "-n", "--namespace"), _NAMESPACES),
     **dict.fromkeys(("-L", "--label-columns", "--show-labels"), "-o jsonpath='{.items[*].metadata.labels}'"),
-    **dict.fromkeys(("--now", "--grace-period"), "--grace TIME; --grace 0 kills at once"),
+    **dict.fromkeys(("--now", "--grace-period"), "areal delete --grace TIME; --grace 0 kills at once"),
     "--all-containers": "leave it out: the logs of all processes are printed",
-    "--dry-run": "areal get lists the objects, areal graph what refers to them",
+    "--dry-run": "areal diff -f FILE prints the plan of an apply; areal graph shows what refers to an object",
     "--field-manager": "leave it out: areal get --show-origin names the owner of each field",
     "--field-selector": """-l for labels; -o jsonpath='{.items[?(@.status.phase=="Ready")].metadata.name}'""",
     "--force": "delete: --grace 0 kills at once; apply: --replace deletes objects and creates them again",

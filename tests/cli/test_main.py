@@ -48,6 +48,8 @@ def test_unknown_subcommand_suggests_from_its_group(areal: Areal) -> None:
         (("apply", "-f", "x.yaml", "--validate=false"), "hint: leave it out: manifests are always checked"),
         (("delete", "model/x", "--wait=false"), "unless --no-wait is given"),
         (("delete", "model/x", "--force"), "--grace 0 kills at once"),
+        (("apply", "-f", "x.yaml", "--grace-period", "5"), "hint: areal delete --grace TIME"),
+        (("scale", "inf/x", "--replicas", "2", "--dry-run"), "hint: areal diff -f FILE prints the plan"),
     ],
 )
 def test_habits_of_kubectl_are_answered_with_what_does_the_same(
