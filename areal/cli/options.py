@@ -250,7 +250,7 @@ class Seconds(click.ParamType[float]):
         return seconds
 
 
-class Filled(click.types.StringParamType):
+class NonEmptyText(click.types.StringParamType):
     """A text that is not empty. The empty value of an unset shell variable would select the default: the service
     ``default``, or the working folder."""
 
@@ -271,7 +271,7 @@ def refuse_empty(command: C) -> C:
     """Make the options of ``command`` refuse an empty name or path. Texts, arguments and --set may be empty."""
     for option in command.params:
         if option.type is click.STRING and option.metavar not in ("TEXT", "ARGS", "WORDS", "PATH=VALUE"):
-            option.type = Filled()
+            option.type = NonEmptyText()
     return command
 
 
@@ -435,13 +435,13 @@ def gather(name: str, flags: Any, options: Sequence[Decorator[Any]]) -> Decorato
     return decorate
 
 
-_SPELLED = {"files": "-f", "recursive": "-R", "overlay": "-k", "sets": "--set", "values_files": "--values"}
+_FLAG_NAMES = {"files": "-f", "recursive": "-R", "overlay": "-k", "sets": "--set", "values_files": "--values"}
 
 
 def refuse_flags(why: str, *groups: Any) -> None:
     """Raise UsageFault for flags that are given and have no effect. ``groups``: NamedTuples of ``gather``."""
     flags = (
-        (_SPELLED.get(name, f"--{name.replace('_', '-')}"), value)
+        (_FLAG_NAMES.get(name, f"--{name.replace('_', '-')}"), value)
         for group in groups
         for name, value in group._asdict().items()
     )

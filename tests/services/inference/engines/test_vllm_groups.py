@@ -17,7 +17,7 @@ def test_lost_broadcast_does_not_leave_the_group_that_replaced_its_own() -> None
 
     class Lost:
         def broadcast(self, pieces: Any, options: Any) -> Any:
-            groups["pair"] = new  # the trainer has come again, while this broadcast hung
+            groups["pair"] = new  # the trainer connected again while this broadcast hung
             raise RuntimeError("the member is lost")
 
     new, lost = object(), Lost()
