@@ -89,6 +89,9 @@ def load_attr(
         raise
     except _ImportInterrupted as error:
         raise broken(f"{kind} {path!r}: its import did not end within {within_s:g} s{where_raised(error)}") from error
+    except SystemExit as error:
+        ended = f"ends the process when it is imported: SystemExit({error.code})"
+        raise broken(f"{kind} {path!r} {ended}{where_raised(error)}", hint="put what runs into a function") from error
     except Exception as error:  # the boundary to user code: whatever its import raises is its failure
         last = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
         problem = error.msg if isinstance(error, SyntaxError) else error

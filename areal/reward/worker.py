@@ -32,7 +32,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    jobs = sys.stdin.buffer
+    jobs = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a reward that reads it, as breakpoint() does, gets no jobs
     given = unpack(_frame(jobs) or pack([])[HEAD:])  # the parent's, in its order
     sys.path[:] = [*given, *(path for path in sys.path if path not in given)]
     while (data := _frame(jobs)) is not None:
@@ -51,7 +52,7 @@ def _answer(data: bytes) -> bytes:
         job: RewardJob = unpack(data)
         function = _function(job.target)
         return pack(Done([_done(function, args, kwargs) for args, kwargs in job.calls]))
-    except Exception as error:  # noqa: BLE001 - the process boundary of user code
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the process boundary of user code
         return pack(Done(error=_error_text(error)))
 
 
@@ -65,7 +66,7 @@ def _done(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
             value = asyncio.run(_awaited(value))
         if not isinstance(value, float | int | str):
             _require_picklable(value)
-    except Exception as error:  # noqa: BLE001 - the process boundary of user code
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the process boundary of user code
         return Done(error=_error_text(error))
     return Done(value, seconds=time.perf_counter() - began)
 
@@ -78,7 +79,7 @@ def _require_picklable(value: Any) -> None:
         raise TypeError(f"its result {value!r:.200} cannot be passed on: {error}") from None
 
 
-def _error_text(error: Exception) -> str:
+def _error_text(error: BaseException) -> str:
     """``ValueError: no such unit (rewards.py:12, in parse)``: the error, with its place in the user's code."""
     return "".join(traceback.format_exception_only(error)).strip() + where_raised(error, __file__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,11 @@ def no_extra(prompt: str, completions: str, prompt_ids: Any, completion_ids: Any
 
 def other_names(question: str, text: str, a: Any, b: Any, answer: str) -> float:
     return float(text == answer and question == "q")
+
+
+def exits(*args: Any, **data: Any) -> float:
+    sys.exit("no such unit")
+
+
+def asks(*args: Any, **data: Any) -> float:
+    return float(input())

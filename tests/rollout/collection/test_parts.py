@@ -110,6 +110,7 @@ def test_named_code_is_loaded_from_modules_and_files(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("N = 7\n")
     (tmp_path / "broken.py").write_text("1/0\n")
     (tmp_path / "syntax.py").write_text("\ndef f(:\n")
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(0)\n")
     assert load_callable("json:loads", "-f") is json.loads
     assert load_callable(f"{tmp_path}/mine.py:A", "-f")().run() == 7
     for text, error in [
@@ -125,6 +126,8 @@ def test_named_code_is_loaded_from_modules_and_files(tmp_path: Path) -> None:
     assert caught.value.detail is None, "a traceback is shown with --debug"
     with pytest.raises(UsageFault, match=r"syntax.py:2: SyntaxError: invalid syntax$"):
         load_callable(f"{tmp_path}/syntax.py:f", "-f")
+    with pytest.raises(UsageFault, match=r"ends the process when it is imported: SystemExit\(0\) \(.*script.py:2"):
+        load_callable(f"{tmp_path}/script.py:f", "-f")
 
 
 AGENTS = """

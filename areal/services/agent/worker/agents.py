@@ -86,8 +86,6 @@ def import_agent(path: str) -> Any:
         if error.detail is None or error.__cause__ is None:
             raise
         raise ArealError(f"{error.message}\n{_own_lines(error.__cause__)}", hint=error.hint) from error
-    except SystemExit as error:
-        raise ArealError(f"agent {path!r} ends the process when it is imported: SystemExit({error.code})") from error
 
 
 def make_agent(path: str, found: Any, kwargs: Mapping[str, object], tools: Sequence[Any] | None) -> AgentAdapter:
