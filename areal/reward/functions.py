@@ -7,6 +7,7 @@ import functools
 import inspect
 import pickle
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -76,10 +77,12 @@ def _main_script() -> str | None:
 
 @dataclass(frozen=True)
 class Parameters:
-    """A function's signature. It is None if Python cannot determine it; then nothing is checked."""
+    """A function's signature. It is None if Python cannot determine it; then nothing is checked. ``reads``: the columns
+    that each call reads from the ``**`` parameter."""
 
     name: str
     signature: inspect.Signature | None
+    reads: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, function: Any) -> Parameters:
@@ -89,7 +92,9 @@ class Parameters:
             signature = None if isinstance(function, str) else inspect.signature(function)
         except (TypeError, ValueError):
             signature = None
-        return cls(name_of(function), _not_annotated(signature) if signature and _is_wrapper(function) else signature)
+        if signature is not None and _is_wrapper(function):
+            return cls(name_of(function), _not_annotated(signature))
+        return cls(name_of(function), signature, _columns_read(function))
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
         """Raise UsageFault if the function cannot be called with these arguments."""
@@ -143,10 +148,16 @@ class Parameters:
             kwargs = {name: value for name, value in kwargs.items() if name in self._names}
         try:
             self._bind(len(args), tuple(kwargs))
+            if absent := [name for name in self.reads if name not in kwargs]:
+                raise TypeError(f"it reads {absent[0]!r} from its ** parameter")
             if self.signature.parameters and not args and not kwargs:
                 raise TypeError("it has a parameter for none of what it gets")
         except TypeError as error:
-            lacking = (name for name in needed(self.signature) if name not in kwargs and name not in OWN_ARGUMENTS)
+            lacking = (
+                name
+                for name in (*needed(self.signature), *self.reads)
+                if name not in kwargs and name not in OWN_ARGUMENTS
+            )
             near = "".join(did_you_mean(name, row) for name in lacking)
             raise UsageFault(
                 f"the reward {self.name}{self.signature} cannot be called: {error}{near}",
@@ -213,7 +224,7 @@ def parameters_of(spec: str) -> dict[str, object]:
     except ArealError as error:
         return {"error": error.message, "hint": error.hint}
     found = Parameters.of(function)
-    return {"parameters": Parameters(found.name, found.signature and as_text(found.signature))}
+    return {"parameters": Parameters(found.name, found.signature and as_text(found.signature), found.reads)}
 
 
 class SignatureText(str):
@@ -327,3 +338,60 @@ def check_columns(
                 function.call(own, row, further)
             except UsageFault as error:
                 raise UsageFault(f"{place(number)}: {error.message}", hint=error.hint) from error
+
+
+def columns_read(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, ...]:
+    """Return the columns that every call of the function reads from its ``**`` parameter: answer for
+    ``data["answer"]``. What follows a statement that branches, or that uses the parameter in another way, is left
+    out."""
+    found: list[str] = []
+    given = function.args.kwarg.arg if function.args.kwarg is not None else None
+    for statement in function.body if given is not None else ():
+        nodes = list(ast.walk(statement))
+        read = {
+            id(node.value): str(node.slice.value)
+            for node in nodes
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+            if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+        }
+        if any(isinstance(node, ast.Name) and node.id == given and id(node) not in read for node in nodes):
+            break
+        evaluated = [node for node in _evaluated(statement) if isinstance(node, ast.Name) and node.id == given]
+        found += [read[id(node)] for node in evaluated]
+        if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr):
+            break
+    return tuple(found)
+
+
+def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a statement that are evaluated whatever the values are."""
+    inside: Iterable[ast.AST] = ()
+    match node:
+        case ast.If() | ast.IfExp() | ast.While():
+            inside = (node.test,)
+        case ast.For():
+            inside = (node.iter,)
+        case ast.BoolOp():
+            inside = node.values[:1]
+        case ast.Compare():
+            inside = (node.left, node.comparators[0])
+        case ast.Return() | ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Expr():
+            inside = ast.iter_child_nodes(node)
+        case ast.expr() if not isinstance(
+            node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+        ):
+            inside = ast.iter_child_nodes(node)
+        case ast.keyword() | ast.FormattedValue():
+            inside = (node.value,)
+    yield node
+    for each in inside:
+        yield from _evaluated(each)
+
+
+def _columns_read(function: Any) -> tuple[str, ...]:
+    """Return ``columns_read`` of a function whose source is known."""
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return ()
+    return columns_read(node) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ()

@@ -29,7 +29,7 @@ from areal.errors import ArealError, UsageFault
 from areal.hub import is_id
 from areal.resources.paths import import_fault, looks_local, module_of
 from areal.resources.tree import FieldPath
-from areal.reward.functions import Parameters, SignatureText, check_columns
+from areal.reward.functions import Parameters, SignatureText, check_columns, columns_read
 from areal.rollout.workflows import configured_workflow
 
 
@@ -178,7 +178,7 @@ def written_parameters(name: str, places: Sequence[str]) -> Parameters:
             if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == function
         ]
         if len(defined) == 1 and not defined[0].decorator_list:
-            return Parameters(function, _signature(defined[0]))
+            return Parameters(function, _signature(defined[0]), columns_read(defined[0]))
         imports = [
             (each, alias.name)
             for each in ast.walk(tree)

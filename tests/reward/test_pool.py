@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import functools
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 
 from areal.api.reward_api import AsyncRewardWrapper, RewardRaised, RewardTimeout
 from areal.errors import UsageFault
-from areal.reward.functions import Parameters, name_of
+from areal.reward.functions import Parameters, columns_read, name_of
 from areal.reward.pool import close_pools_of_this_loop, jobs_of, open_pool_of_this_loop
 from areal.rollout.rows import RowReward
 from areal.training.checking import written_parameters
@@ -42,10 +43,18 @@ async def test_reward_function_or_name_runs_in_other_process() -> None:
     assert await AsyncRewardWrapper(rewards.process_id)() != os.getpid()
 
 
-async def test_raising_reward_is_reported_and_process_continues() -> None:
+@pytest.mark.parametrize(
+    ("reward", "error"),
+    [
+        (rewards.raises, "KeyError: 'answer'"),
+        (rewards.exits, "SystemExit: no such unit"),
+        (rewards.asks, "EOFError: EOF when reading a line"),
+    ],
+)
+async def test_raising_reward_is_reported_and_process_continues(reward: Any, error: str) -> None:
     before = await AsyncRewardWrapper(rewards.process_id, max_workers=1)()
-    with pytest.raises(RewardRaised, match=r"raises raised: KeyError: 'answer' \(.*rewards.py:\d+, in raises\)$"):
-        await AsyncRewardWrapper(rewards.raises, max_workers=1)("p", "c", [], [])
+    with pytest.raises(RewardRaised, match=rf"raised: {error} \(.*rewards.py:\d+, in {reward.__name__}\)$"):
+        await AsyncRewardWrapper(reward, max_workers=1)("p", "c", [], [])
     assert await AsyncRewardWrapper(rewards.process_id, max_workers=1)() == before
 
 
@@ -241,6 +250,26 @@ def test_row_without_reward_column_is_refused_before_sampling() -> None:
     with pytest.raises(UsageFault, match="missing a required argument: 'answer'") as caught:
         RowReward(rewards.only_some).check({"messages": [], "solution": "7"})
     assert "a row has messages, solution" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("body", "columns"),
+    [
+        ('return float(c == data["a"])', ("a",)),
+        ('x = int(data["a"]); return 1.0 if c == x + data["b"] else data["c"]', ("a", "b")),
+        ('if data["a"] and data["b"]: return 1.0\n    return data["c"]', ("a",)),
+        ('for each in data["a"]: c += data["b"]', ("a",)),
+        ('try: return data["a"]\n    except KeyError: return 0.0', ()),
+        ('x = data.get("a"); return data["b"]', ()),
+        ('data["a"] = 1; return data["a"]', ()),
+        ('return 0.0 if "a" not in data else data["a"]', ()),
+        ("return score(data)", ()),
+        ('return max(data["a"][key] for key in data["b"])', ()),
+    ],
+)
+def test_columns_read_whatever_the_values_are(body: str, columns: tuple[str, ...]) -> None:
+    (function,) = ast.parse(f"def reward(c, **data):\n    {body}").body
+    assert isinstance(function, ast.FunctionDef) and columns_read(function) == columns
 
 
 @pytest.mark.parametrize(

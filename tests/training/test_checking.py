@@ -144,6 +144,11 @@ _ROW = '{"question": "1+1?", "%s": "2"}\n'
         ("def right(prompt, completions, gold=None): ...", [_ROW % "answer"], ""),
         ("def right(prompt, completions, **row): ...", [_ROW % "answer"], ""),
         (
+            "def right(completions, **row):\n    return float(row['sum'] == completions)",
+            [_ROW % "answer"],
+            "it reads 'sum' from its **",
+        ),
+        (
             "def right(prompt, completions, gold): ...",
             [_ROW % "gold"] * 2 + [_ROW % "answer"],
             "rows.jsonl:3: the reward right",
