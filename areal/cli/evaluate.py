@@ -147,15 +147,16 @@ def evaluate(
         _check_baseline(baseline, dataset, flags)
     with contextlib.ExitStack() as stack:
         work = stack.enter_context(prepared(flags, dataset))
+        served: contextlib.AbstractContextManager[GatewayClient]
         if isinstance(wanted, _Saved):
-            left_s = _DELETION_S if flags.resume else 0.0
-            chosen, model = stack.enter_context(_served(cli, wanted, backend, name, folder, left_s))
+            model, spec = f"eval-{name}"[:MAX_NAME_LENGTH].strip("-"), _spec(cli, wanted, backend)
+            served = _served(cli, model, spec, folder, _DELETION_S if flags.resume else 0.0)
         else:
             if backend:
                 raise UsageFault("--backend is only for the weights of a job; this model is already served")
             chosen = gateway_of(cli, service)
-            model = model_at(cli, service, wanted) or only_model(chosen)
-        run = stack.enter_context(collected(cli, flags, work, chosen, model, dataset, folder, target=target or model))
+            model, served = model_at(cli, service, wanted) or only_model(chosen), contextlib.nullcontext(chosen)
+        run = stack.enter_context(collected(cli, flags, work, served, model, dataset, folder, target=target or model))
         _list(cli, folder, name)
         scores = _scores(run, flags)
         document: dict[str, Any] = {"name": name, "target": target or model, "output": str(folder)}
@@ -167,7 +168,7 @@ def evaluate(
                 "baseline_path": str(baseline.files.path),
                 **comparison.document(),
             }
-        run.output.finish(document, complete=run.complete)
+        run.output.finish(document, complete=run.progress.complete)
         emit_one(cli, document, name=name, text=lambda: _page(document))
         _require_success(document["scores"], comparison, judgement)
         return run.exit_status(cli)
@@ -234,14 +235,8 @@ def _name(given: str | None, target: str | None) -> str:
     return name
 
 
-@contextlib.contextmanager
-def _served(
-    cli: Invocation, saved: _Saved, backend: str | None, evaluation: str, folder: Path, left_s: float
-) -> Iterator[tuple[GatewayClient, str]]:
-    """Serve the weights with a separate service. Another process deletes the service when the block or this process
-    ends. Raises Conflict if an object of this name still exists after ``left_s``, because it does not belong to this
-    evaluation."""
-    from areal.client.command import free_port, stop_with_this_process
+def _spec(cli: Invocation, saved: _Saved, backend: str | None) -> dict[str, object]:
+    """Return the spec of a Model that serves the weights."""
     from areal.ui.jobs import config_of
 
     if (remote := gateway(cli)) is not None:
@@ -252,7 +247,26 @@ def _served(
     job = stored(cli.home, Ref(TRAIN_JOB, saved.job))
     config = config_of(cli.home.jobs / saved.job)
     path = _weights(cli, saved, config, Path(job.spec.get("workingDir") or "."))
-    name = f"eval-{evaluation}"[:MAX_NAME_LENGTH].strip("-")
+    spec = _model_spec(cli, job.spec, config)
+    if backend:
+        spec["backend"] = backend
+    if not spec.get("backend"):
+        raise UsageFault(
+            f"cannot choose an engine for the weights of {job.ref}: it samples from no model of this home",
+            hint="--backend embedded, sglang:d1, vllm:d1 ...",
+        )
+    return {**spec, "path": str(path), "replicas": 1}
+
+
+@contextlib.contextmanager
+def _served(
+    cli: Invocation, name: str, spec: Mapping[str, object], folder: Path, left_s: float
+) -> Iterator[GatewayClient]:
+    """Serve the weights with a separate service. Another process deletes the service when the block or this process
+    ends. Raises Conflict if an object of this name still exists after ``left_s``, because it does not belong to this
+    evaluation."""
+    from areal.client.command import free_port, stop_with_this_process
+
     for ref in (Ref(INFERENCE_SERVICE, name), Ref(MODEL, name)):
         deadline = time.monotonic() + left_s  # a command that was killed leaves it for as long as its deletion takes
         while recorded(cli, ref) is not None and time.monotonic() < deadline:
@@ -262,22 +276,13 @@ def _served(
                 f"{ref} exists: another evaluation of this name runs, or its service was not deleted",
                 hint=f"areal inf stop --service {name}, or another --name",
             )
-    spec = _model_spec(cli, job.spec, config)
-    if backend:
-        spec["backend"] = backend
-    if not spec.get("backend"):
-        raise UsageFault(
-            f"cannot choose an engine for the weights of {job.ref}: it samples from no model of this home",
-            hint="--backend embedded, sglang:d1, vllm:d1 ...",
-        )
     manifests = [
         resource(INFERENCE_SERVICE, name, {"gateway": {"port": free_port()}}),
-        resource(MODEL, name, {**spec, "service": name, "path": str(path), "replicas": 1}),
+        resource(MODEL, name, {**spec, "service": name}),
     ]
-    folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "AREAL_HOME": str(cli.home.root)}
     with stop_with_this_process(name, folder / "service.log", environment):
-        cli.info(f"serving {path} as {name}, {spec['backend']}")
+        cli.info(f"serving {spec['path']} as {name}, {spec['backend']}")
         with mutation(cli) as context:
             outcome = converge(cli, context, manifests, command="eval", timeout=_START_S)
         for item in outcome.objects:
@@ -285,7 +290,7 @@ def _served(
                 raise item.error
         if outcome.exit_code:
             raise TargetFailed(f"{name} did not become ready: {'; '.join(outcome.notes)}")
-        yield gateway_of(cli, name), model_at(cli, name, name) or name
+        yield gateway_of(cli, name)
 
 
 def _weights(cli: Invocation, saved: _Saved, config: Mapping[str, object], working: Path) -> str | Path:

@@ -227,28 +227,41 @@ class Collection:
     """One run of a collection; call ``run`` once. ``score``: None if the agent sets the rewards, or there are none.
     ``place``: the file and line of an example, by its number."""
 
-    client: AsyncInferenceClient
     agent: Agent
     score: Score | None
     output: OutputFolder
     examples: Sequence[Example]
     place: Callable[[int], str]
     plan: CollectionPlan
+    client: AsyncInferenceClient = field(init=False)
 
     def __post_init__(self) -> None:
+        """Read the episodes on disk. Those beyond this plan are kept, but not counted."""
         self._fault: Exception | None = None  # ends the run
         self._unreachable = 0  # failed attempts since the service last answered one
         self._groups: dict[int, GroupSessions[str]] = {}
         self.progress = CollectionProgress(len(self.examples) * self.plan.samples)
+        self._done: set[str] = set()
+        self._unacknowledged: dict[str, str] = {}  # exports of episodes on disk
+        previous = self.output.previous_run
+        for episode in self.output.episodes():
+            if episode.prompt < len(self.examples) and episode.sample < self.plan.samples:
+                self._done.add(episode.episode)
+                self.progress.outcomes.append(outcome_of(episode))
+            if episode.episode in previous.sessions and episode.episode not in previous.acknowledged:
+                self._unacknowledged[episode.episode] = episode.export_id
+        self.progress.before = self.progress.done
 
     def run(
         self,
+        client: AsyncInferenceClient,
         thread: LoopThread,
         interrupted: threading.Event,
         tick: Callable[[CollectionProgress], None],
         every_s: float = 0.2,
     ) -> None:
         """Run all episodes; after ``interrupted``, only those that run already. Calls ``tick`` periodically."""
+        self.client = client
         running = thread.start(self._run(interrupted))
         while wait([running], every_s).not_done:
             tick(self.progress)
@@ -257,8 +270,8 @@ class Collection:
 
     async def _run(self, interrupted: threading.Event) -> None:
         async with self.client:
-            done = await self._resume()
-            episodes = self._start_groups(done)
+            await self._resume()
+            episodes = self._start_groups()
 
             async def run(item: EpisodeSpec) -> Outcome:
                 return await self._episode(item, *episodes[item.number], interrupted)
@@ -273,25 +286,18 @@ class Collection:
         if self._fault is not None:
             raise self._fault
 
-    async def _resume(self) -> set[str]:
-        """Return the names of the finished episodes. Episodes in the folder beyond this plan are kept, but not
-        counted."""
-        done: set[str] = set()
-        previous = self.output.previous_run
-        for episode in self.output.episodes():
-            if episode.prompt < len(self.examples) and episode.sample < self.plan.samples:
-                done.add(episode.episode)
-                self.progress.outcomes.append(outcome_of(episode))
-            if episode.episode in previous.sessions and episode.episode not in previous.acknowledged:
-                await self._acknowledge(episode.episode, episode.export_id)
+    async def _resume(self) -> None:
+        """Acknowledge the exports of earlier runs, and export their complete sessions."""
+        for name, export_id in self._unacknowledged.items():
+            await self._acknowledge(name, export_id)
+        sessions = self.output.previous_run.sessions
         for example in self.examples:
             for sample in range(self.plan.samples):
                 name = _name(example.number, sample)
-                session_id = previous.sessions.get(name) if name not in done else None
+                session_id = sessions.get(name) if name not in self._done else None
                 if session_id is not None and await self._export_previous(example, sample, session_id):
-                    done.add(name)
-        self.progress.before = len(self.progress.outcomes)
-        return done
+                    self._done.add(name)
+        self.progress.before = self.progress.done
 
     async def _export_previous(self, example: Example, sample: int, session_id: str) -> bool:
         """Export the session of an interrupted episode if it is complete, and return whether it was. The text of the
@@ -309,13 +315,13 @@ class Collection:
         await self._finish(episode)
         return True
 
-    def _start_groups(self, done: set[str]) -> list[tuple[Example, int]]:
+    def _start_groups(self) -> list[tuple[Example, int]]:
         """Return the remaining episodes in the order of the data set. The samples of an example are adjacent and share
         ``GroupSessions``."""
         episodes = []
         for example in self.examples:
             number = example.number
-            samples = [sample for sample in range(self.plan.samples) if _name(number, sample) not in done]
+            samples = [sample for sample in range(self.plan.samples) if _name(number, sample) not in self._done]
             task, names = f"collect-{self.output.run_id}.{number}", [_name(number, sample) for sample in samples]
             self._groups[number] = GroupSessions(self.client, task, names, self._note_started, model=self.plan.model)
             episodes += [(example, sample) for sample in samples]

@@ -282,6 +282,10 @@ class CollectionProgress:
         return len(self.outcomes)
 
     @property
+    def complete(self) -> bool:
+        return self.done == self.planned
+
+    @property
     def rewards(self) -> list[float]:
         return [each.reward for each in self.outcomes if each.reward is not None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -136,9 +136,10 @@ def collect(cli: Invocation, /, flags: CollectionFlags, service: str | None, mod
         work = stack.enter_context(prepared(flags, dataset))
         chosen = gateway_of(cli, service)
         model = model_at(cli, service, model) or only_model(chosen)
-        run = stack.enter_context(collected(cli, flags, work, chosen, model, dataset, Path(directory)))
+        served = nullcontext(chosen)
+        run = stack.enter_context(collected(cli, flags, work, served, model, dataset, Path(directory)))
         document = {"output": directory, "model": model, **run.summary()}
-        run.output.finish(document, complete=run.complete)
+        run.output.finish(document, complete=run.progress.complete)
         emit_one(cli, document, name=directory, text=lambda: summary_page(document))
         return run.exit_status(cli)
 
@@ -153,10 +154,6 @@ class CollectionRun:
     seconds: float
     interrupted: bool
 
-    @property
-    def complete(self) -> bool:
-        return self.progress.done == self.progress.planned
-
     def summary(self) -> dict[str, object]:
         from areal.rollout.collection_output import summary
 
@@ -167,7 +164,7 @@ class CollectionRun:
         from areal.rollout.collection_output import failed_for
 
         done, planned = self.progress.done, self.progress.planned
-        if self.complete:
+        if self.progress.complete:
             return 0
         if self.interrupted:
             cli.info(f"interrupted with {done} of {planned} done; the same command with --resume goes on")
@@ -218,14 +215,15 @@ def collected(
     cli: Invocation,
     flags: CollectionFlags,
     work: RolloutWork,
-    chosen: GatewayClient,
+    served: AbstractContextManager[GatewayClient],
     model: str,
     dataset: ExampleSet,
     folder: Path,
     **settings: Any,
 ) -> Iterator[CollectionRun]:
-    """Collect the episodes that the options select into ``folder``. A resumed run must have the same model, workflow,
-    sampling and ``settings``; limits and concurrency may differ."""
+    """Collect the episodes that the options select into ``folder``. ``served`` is entered only if some are missing
+    there. A resumed run must have the same model, workflow, sampling and ``settings``; limits and concurrency may
+    differ."""
     from areal.client.inference import AsyncInferenceClient
     from areal.http import tracing
     from areal.rollout.collection import Collection, CollectionPlan
@@ -234,22 +232,23 @@ def collected(
     interrupted = threading.Event()
     names = ("discount", "style", "workflow", "reward", "system", *_SAMPLING)
     asked = {"dataset": dataset.digest, "model": model, **settings, **{name: getattr(flags, name) for name in names}}
-    with open_folder(folder, asked, parquet=flags.parquet, resume=flags.resume) as output:
+    with open_folder(folder, asked, parquet=flags.parquet, resume=flags.resume) as output, ExitStack() as stack:
+        plan = CollectionPlan(
+            model,
+            flags.n_samples,
+            flags.concurrency,
+            flags.retries,
+            cli.timeout_s or _EPISODE_S,
+            work.scorer is not None and work.scorer.parameters.takes_tokens,
+            flags.discount,
+            flags.style,
+        )
+        score = work.scorer.score if work.scorer is not None else None
+        examples = dataset.examples[: flags.limit]
+        collection = Collection(work.agent, score, output, examples, dataset.place, plan)
+        chosen = None if collection.progress.complete else stack.enter_context(served)
         began = time.monotonic()
-        with (
-            graceful(interrupted, "finishing the episodes at hand"),
-            ProgressPrinter(quiet=cli.quiet, verbose=bool(cli.verbose)) as printer,
-        ):
-            plan = CollectionPlan(
-                model,
-                flags.n_samples,
-                flags.concurrency,
-                flags.retries,
-                cli.timeout_s or _EPISODE_S,
-                work.scorer is not None and work.scorer.parameters.takes_tokens,
-                flags.discount,
-                flags.style,
-            )
+        if chosen is not None:
             client = AsyncInferenceClient(
                 chosen.url,
                 chosen.key or None,
@@ -257,12 +256,13 @@ def collected(
                 timeout_s=_SESSION_CALL_S,
                 connections=max(1024, plan.concurrency),
             )
-            score = work.scorer.score if work.scorer is not None else None
-            examples = dataset.examples[: flags.limit]
-            collection = Collection(client, work.agent, score, output, examples, dataset.place, plan)
-            tracing.start("collect", own_code=True)
-            collection.run(work.thread, interrupted, CollectionReport(printer))
-            tracing.end()
+            with (
+                graceful(interrupted, "finishing the episodes at hand"),
+                ProgressPrinter(quiet=cli.quiet, verbose=bool(cli.verbose)) as printer,
+            ):
+                tracing.start("collect", own_code=True)
+                collection.run(client, work.thread, interrupted, CollectionReport(printer))
+                tracing.end()
         yield CollectionRun(output, plan, collection.progress, time.monotonic() - began, interrupted.is_set())
 
 

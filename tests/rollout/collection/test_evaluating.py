@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Areal, Result
+from areal.state.home import Home
+from tests.cli.conftest import Areal, Result, recorder
 from tests.rollout.collection.conftest import Bench, Collecting
 from tests.services.processes import engine_calls, script
 
@@ -139,6 +140,26 @@ def test_failed_episodes_are_excluded_and_only_they_are_resumed(
     assert len(engine_calls(bench.engine)) == 1
 
 
+def test_finished_evaluation_of_saved_weights_is_resumed_without_service(
+    bench: Bench, evaluating: Evaluating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = evaluating("learn-3")
+    about = evaluating.folder("learn-3") / "run.json"
+    own = {"model": "eval-learn-3", "target": "trainjob/learn@3"}
+    about.write_text(json.dumps({**json.loads(about.read_text()), **own}))
+    home = Home(evaluating.home)
+    recorder(home)("TrainJob", "learn", {})
+    (home.jobs / "learn" / "models" / "step_3").mkdir(parents=True)
+    monkeypatch.setattr("areal.cli.evaluate.converge", None)
+    script(bench.engine, reset=True)
+    words = ("learn-3", "trainjob/learn@3", "--context", "local", "--backend", "embedded:d1", "--resume")
+    resumed = evaluating(*words)
+    assert (resumed.code, resumed.json["scores"]) == (0, ran.json["scores"]), resumed.err
+    refused = evaluating(*words, "--temperature", "0")
+    assert refused.code == 5 and "temperature: None there, 0.0 now" in refused.err
+    assert engine_calls(bench.engine) == []
+
+
 @pytest.mark.parametrize(
     ("reward", "code", "message"),
     [
@@ -151,6 +172,11 @@ def test_failed_episodes_are_excluded_and_only_they_are_resumed(
             "def reward(completions: list[str], **kwargs) -> list[float]:\n    return [1.0]\n",
             2,
             "reward(completions: list[str], **kwargs) -> list[float] cannot be called: completions is one text",
+        ),
+        (
+            "def reward(completion, **data):\n    return 1.0 if completion == data['solution'] else 0.0\n",
+            2,
+            "data.jsonl:1: the reward reward(completion, **data) cannot be called: it reads 'solution' from its **",
         ),
         ("def reward(ngram: int = 3, least=-1.0):\n    return 1.0\n", 2, "it has a parameter for none of what it gets"),
         ("class reward:\n    pass\n", 2, "a reward is a function, not a class"),
