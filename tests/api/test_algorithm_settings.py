@@ -83,6 +83,7 @@ REFUSED = {
     f"actor: {{backend: 'megatron:d1'}}{_IMAGES}": "actor.backend: megatron:d1: a policy that sees images",
     f"actor: {{use_lora: true}}{_IMAGES}": "actor.use_lora: adapters of a policy that sees images",
     f"critic: {{path: m}}{_IMAGES}": "critic: there is no critic that sees images",
+    f"critic: {{path: m}}{_IMAGES.replace(':V', '.V')}": "critic: there is no critic that sees images",
     "actor: {rejection_sampling: {upper: 5.0}}": "actor.rejection_sampling: needs a proximal policy",
     "actor: {behave_imp_weight_cap: 5.0}": "actor.rejection_sampling: needs a proximal policy",
     "actor: {rejection_sampling: {action: clamp}, recompute_logprob: true}": "actor.rejection_sampling.action: ",

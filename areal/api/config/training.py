@@ -63,7 +63,7 @@ def image_faults(
     workflow: str, actor: PPOActorConfig, critic: PPOCriticConfig | None
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield settings that are not supported if the workflow uses images, as (key, why)."""
-    if workflow != "areal.workflow.vision_rlvr:VisionRLVRWorkflow":
+    if workflow.replace(":", ".") != "areal.workflow.vision_rlvr.VisionRLVRWorkflow":
         return
     part = parsed(actor.backend, "actor.backend").parts[0] if actor.backend else None
     if part is not None and (part.engine != "fsdp" or part.world_size > 1):

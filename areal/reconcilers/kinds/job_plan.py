@@ -191,7 +191,7 @@ def with_services(
         try:
             if item.kind == _JOB:
                 item = _with_model_of_agents(item, specs)
-                *services, job = _expand(item, known, owners, recreate=item.ref in replacing)
+                *services, job = _expand(item, known, owners, specs, recreate=item.ref in replacing)
                 made = [each for each in services if each.ref not in declared]
                 earlier = None if item.ref in replacing else known.get(item.ref)
                 item = with_derived(item, job.spec, _DERIVED, earlier)
@@ -240,7 +240,12 @@ def _with_model_of_agents(job: Wanted, specs: Mapping[str, Mapping[str, Any]]) -
 
 
 def _expand(
-    job: Wanted, known: Mapping[str, StoredObject], owners: Mapping[str, str | None], *, recreate: bool
+    job: Wanted,
+    known: Mapping[str, StoredObject],
+    owners: Mapping[str, str | None],
+    specs: Mapping[str, Mapping[str, Any]],
+    *,
+    recreate: bool,
 ) -> list[Wanted]:
     earlier = known.get(job.ref)
     if earlier is not None and not recreate:
@@ -256,11 +261,26 @@ def _expand(
     job = expand_job(job, config)
     require_runnable(job, config)
     owned = _owned_service(job, config) if not job.spec.get("rollout") else None
+    ref = f"{_MODEL}/{(job.spec.get('rollout') or {}).get('model')}"
+    _require_images(job, config, owned[1].spec if owned is not None else specs.get(ref, {}))
     job = _place_job(job, config)
     if owned is None:
         return [job]
     service, model = _claim_names(job, owned, known, owners)
     return [service, model, replace(job, spec={**job.spec, "rollout": {"service": service.name, "model": model.name}})]
+
+
+_IMAGES = "areal.workflow.vision_rlvr.VisionRLVRWorkflow"
+
+
+def _require_images(job: Wanted, config: JobConfig, model: Mapping[str, Any]) -> None:
+    """Raise InvalidManifest if the job's workflow sends images to a model whose engine gets token ids alone."""
+    backend = str(model.get("backend", ""))
+    if config.text("workflow").replace(":", ".") == _IMAGES and backend.startswith(("sglang", "vllm")):
+        raise InvalidManifest(
+            f"{job.ref}: its workflow sends images, and its model has the backend {backend}, which gets none",
+            hint="backend: embedded:d1",
+        )
 
 
 def _with_recorded_fields(job: Wanted, earlier: StoredObject) -> Wanted:

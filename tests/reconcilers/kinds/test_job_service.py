@@ -83,6 +83,21 @@ def test_engine_layout_comes_from_backend_or_allocation(overrides: list[str], ba
     assert "model" not in model.get("engineArgs", {}), "what areal sets itself is not passed on"
 
 
+@pytest.mark.parametrize(("backend", "is_refused"), [("vllm:d1", True), ("sglang:d2", True), ("embedded:d1", False)])
+@pytest.mark.parametrize("separator", [":", "."])
+def test_workflow_with_images_needs_the_embedded_engine(backend: str, is_refused: bool, separator: str) -> None:
+    workflow = f"workflow=areal.workflow.vision_rlvr{separator}VisionRLVRWorkflow"
+    model = Wanted(
+        "Model/seen", "Model", "seen", {"service": "default", "backend": backend, "path": "org/model"}, {}, {}
+    )
+    own = job(overrides=[workflow, f"rollout.backend={backend}"])
+    named = job(overrides=[workflow], rollout={"service": "default", "model": "seen"})
+    for wanted in ([own], [model, named]):
+        refusal = pytest.raises(InvalidManifest, match=f"has the backend {backend}") if is_refused else nullcontext()
+        with refusal:
+            with_brought(wanted, [])
+
+
 @pytest.mark.parametrize(
     ("config", "spec"),
     [
