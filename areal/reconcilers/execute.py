@@ -381,6 +381,11 @@ def stop(context: EffectContext, op: Op[StopRun], number: int) -> None:
 
 
 def forget(context: EffectContext, op: Op[Any], number: int) -> None:
+    """Delete the record of a run, with its output unless the controller keeps that of a deleted object."""
+    ref, target = parse_ref(op.ref), context.targets.get(op.ref)
+    controller, is_deleted = controller_of(ref.kind), target is not None and (target.is_deleted or target.replaces)
+    if controller.runs_to_completion and is_deleted:
+        controller.keep_output(context.ctx.home, ref, op.run, context.backend.log_paths(op.run))
     context.backend.forget(op.run)
 
 

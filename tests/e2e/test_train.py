@@ -99,6 +99,9 @@ def test_interrupted_run_stops_its_driver(jobs: Box) -> None:
     assert running.returncode == 130, err
     assert not jobs.processes()
     assert status(jobs, "count-to-ten")["phase"] == "Stopped"
+    jobs.ok("delete", "trainjob/count-to-ten", "--yes")
+    (output,) = (jobs.home / "jobs" / "count-to-ten" / "logs").iterdir()
+    assert "hanging\n" in output.read_text(), "a job that is deleted leaves its output"
 
 
 @pytest.mark.extended

@@ -190,6 +190,9 @@ class KindController:
         """Return the seconds that a process may take to start, whatever the command's own timeout."""
         return float("inf")
 
+    def keep_output(self, home: Home, ref: Ref, uid: str, logs: Sequence[str]) -> None:
+        """Keep the log files of the run ``uid`` of an object that is deleted, oldest first, if they are worth it."""
+
     def dispose(self, home: Home, ref: Ref) -> str | None:
         """Remove the files that an erased object's processes have left. Return a sentence about kept files, or None."""
         return None

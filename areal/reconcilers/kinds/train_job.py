@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.numbers import number
@@ -93,6 +95,16 @@ class TrainJobController(KindController):
         total = step.get("total_steps")
         stage = "step" if isinstance(total, int) else f"step {step['step']}"
         return Progress(f"{self.kind}/{name}", stage, step["step"], total, age_s, detail, eta_s(step))
+
+    def keep_output(self, home: Home, ref: Ref, uid: str, logs: Sequence[str]) -> None:
+        """Copy the driver's output to the job's folder, which stays. On a full disk it is lost."""
+        folder = home.jobs / ref.name
+        if logs and folder.is_dir():
+            with suppress(OSError):
+                (folder / "logs").mkdir(exist_ok=True)
+                with (folder / "logs" / f"{uid}.log").open("wb") as kept:
+                    for log in logs:
+                        kept.write(Path(log).read_bytes())
 
     def wants_gpus(self, spec: Mapping[str, Any]) -> bool:
         return not spec.get("suspend") and (spec.get("resources") or {}).get("gpus") != 0
