@@ -422,7 +422,8 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     health_poll_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 5.0
     """Time between two health checks of a pair."""
     env: Annotated[dict[Variable, str], UpdateClass.ROLL] = {}
-    """Environment variables of the workers. Quote numbers, because every value is a string."""
+    """Environment variables of the workers, which run the agent. The gateway, the router and the data proxies have
+    those of the command that starts them. Quote numbers, because every value is a string."""
     env_from: Annotated[dict[Variable, SecretFrom], UpdateClass.ROLL] = {}
     """Environment variables of the workers with secret values, which areal does not record: `SEARCH_KEY: {env:
     SEARCH_KEY}`."""
