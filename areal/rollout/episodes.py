@@ -17,7 +17,7 @@ from areal.dataclasses import dataclass, field
 from areal.http import tracing
 from areal.rollout.engine import EpisodeEngine, HeadVersion
 from areal.rollout.executor import Outcome, run_attempts
-from areal.rollout.failures import blame_of, error_line
+from areal.rollout.failures import cause_of, error_line
 from areal.rollout.staleness import EpisodeSpec, Rollout
 from areal.rollout.workflows import run_episode, shared_http_client
 from areal.wire.bodies import LARGEST_F32
@@ -66,7 +66,7 @@ class EpisodeRunner:
 
     def _pause_s(self, item: EpisodeSpec, error: Exception, number: int) -> float | None:
         self.attempted(error)
-        if number >= self.attempts or blame_of(error) not in _RETRYABLE:
+        if number >= self.attempts or cause_of(error).blame not in _RETRYABLE:
             return None
         _log.warning("episode %s: attempt %d failed: %s", item.task_id, number, error_line(error))
         return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (number - 1))

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from areal.dataclasses import dataclass, field
 from areal.errors import TimedOut
 from areal.http import tracing
-from areal.rollout.failures import Failure, RolloutFailed, RolloutsFailed, blame_of
+from areal.rollout.failures import Failure, RolloutFailed, RolloutsFailed, cause_of
 from areal.rollout.staleness import EpisodeSpec, Rollout, StalenessManager, is_stale
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ async def run_attempts(
                 if (pause := pause_s(error, number)) is None:
                     ended = {"areal.outcome": "failed", "error.type": type(error).__name__}
                     span.set({**ended, "areal.attempts": number})
-                    return Failure(task_id, blame_of(error), error, number)
+                    return Failure(task_id, cause_of(error).blame, error, number)
                 await asyncio.sleep(pause)
             else:
                 found = described(rollout) if rollout is not None and tracing.is_on() else {}

@@ -1,6 +1,6 @@
 """Failures of episodes. A failure is data: it is counted, retried or discarded, and never becomes a reward of 0.
 
-``Blame`` names the party that can act on it; ``FailureKind`` is the cause that summaries of a collection count.
+``cause_of`` gives its ``Cause``: the kind that summaries of a collection count, and the party that can act on it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 from areal.client.errors import Blame, CallerError, ClientError
 from areal.dataclasses import dataclass
@@ -94,7 +95,7 @@ class AttemptReport:
         elif self._failures >= _REPORTED_FAILURES and self._failures & before == 0:
             line = " ".join(error_line(error).split())[:_LONGEST_REPORT]
             self._write(
-                f"{self._failures} attempts of episodes in a row failed, by fault of the {blame_of(error)}: {line}"
+                f"{self._failures} attempts of episodes in a row failed, by fault of the {cause_of(error).blame}: {line}"
             )
 
     def _write(self, failing: str) -> None:
@@ -111,26 +112,42 @@ class EpisodeFailed(Exception):
         self.message = message
 
 
-def failure_of(error: BaseException, timeout_s: float) -> EpisodeFailed:
-    """Return the failure for an exception of an attempt: of a call to the service, the reward, or the agent. An agent's
-    error may come from a client of OpenAI or Anthropic. ``timeout_s``: the agent's."""
+class Cause(NamedTuple):
+    """The kind of a failure, and the party to blame: caller, service, infrastructure, reward, or workflow."""
+
+    kind: FailureKind
+    blame: str
+
+
+def cause_of(error: BaseException) -> Cause:
+    """Return the cause of an exception of an attempt: of a call to the service, the reward, or the agent. Of an
+    exception group, the first error counts; of an error that says nothing itself, the one that it was raised from.
+
+    Errors of other HTTP clients are recognized by a ``status_code``, by ``ConnectionError`` or by their class name.
+    Clients of OpenAI and Anthropic call the service; any other call is the agent's own.
+    """
     if isinstance(error, EpisodeFailed):
-        return error
+        return Cause(error.kind, cause_of(error.__cause__).blame if error.__cause__ is not None else WORKFLOW)
+    if isinstance(error, BaseExceptionGroup):
+        return cause_of(error.exceptions[0])
     if isinstance(error, RewardError):
-        late = isinstance(error, RewardTimeout)
-        return EpisodeFailed(FailureKind.REWARD_TIMEOUT if late else FailureKind.REWARD, error.message)
-    if isinstance(error, TimeoutError):
-        return EpisodeFailed(FailureKind.TIMEOUT, f"the agent did not end within {timeout_s:g} s")
+        return Cause(FailureKind.REWARD_TIMEOUT if isinstance(error, RewardTimeout) else FailureKind.REWARD, REWARD)
+    status, code = getattr(error, "status_code", None), getattr(error, "code", None)
     if isinstance(error, ClientError):
-        unsent = 400 if isinstance(error, CallerError) else 0
-        text = f"{error.status}: {error.message}" if error.status else error.message
-        return EpisodeFailed(_kind_of_answer(error.status or unsent, error.code), text)
-    message = f"{type(error).__name__}: {error}"
-    if type(error).__module__.partition(".")[0] in ("openai", "anthropic"):
-        status = getattr(error, "status_code", None)
-        if isinstance(status, int) or blame_of(error) is Blame.INFRASTRUCTURE:
-            return EpisodeFailed(_kind_of_answer(status or 0, getattr(error, "code", None)), message)
-    return EpisodeFailed(FailureKind.AGENT, message + where_raised(error))
+        status, blame = error.status or (400 if isinstance(error, CallerError) else 0), str(error.blame)
+    elif isinstance(status, int):
+        blame = Blame.SERVICE if status >= 500 or status == 429 else Blame.CALLER
+    elif isinstance(error, ConnectionError) or _CONNECTION_ERRORS & {kind.__name__ for kind in type(error).__mro__}:
+        status, blame = 0, Blame.INFRASTRUCTURE
+    elif isinstance(error, TimeoutError):
+        return Cause(FailureKind.TIMEOUT, WORKFLOW)
+    elif code == _NO_MODEL or error.__cause__ is None:
+        return Cause(FailureKind.AGENT, Blame.SERVICE if code == _NO_MODEL else WORKFLOW)
+    else:
+        return cause_of(error.__cause__)
+    is_ours = isinstance(error, ClientError) or type(error).__module__.partition(".")[0] in ("openai", "anthropic")
+    kind = _kind_of_answer(status, code) if is_ours else FailureKind.AGENT
+    return Cause(kind, Blame.SERVICE if code == _NO_MODEL else blame)
 
 
 def _kind_of_answer(status: int, code: str | None) -> FailureKind:
@@ -140,22 +157,17 @@ def _kind_of_answer(status: int, code: str | None) -> FailureKind:
     return FailureKind.LOST if status == 401 or code in _SESSION_GONE else FailureKind.REFUSED
 
 
-def blame_of(error: BaseException) -> str:
-    """Return the party to blame: caller, service, infrastructure, reward, or workflow. Errors of other HTTP clients are
-    recognized by a ``status_code``, by ``ConnectionError`` or by their class name. Of an exception group, the first
-    error counts."""
-    if isinstance(error, BaseExceptionGroup):
-        return blame_of(error.exceptions[0])
-    if getattr(error, "code", None) == _NO_MODEL:
-        return Blame.SERVICE
-    if isinstance(error, ClientError):
-        return error.blame
+def failure_of(error: BaseException, timeout_s: float) -> EpisodeFailed:
+    """Return the failure for an exception of an attempt. ``timeout_s``: the agent's."""
+    if isinstance(error, EpisodeFailed):
+        return error
+    kind, message = cause_of(error).kind, f"{type(error).__name__}: {error}"
     if isinstance(error, RewardError):
-        return REWARD
-    status = getattr(error, "status_code", None)
-    if isinstance(status, int):
-        return Blame.SERVICE if status >= 500 or status == 429 else Blame.CALLER
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if isinstance(error, ConnectionError) or names & _CONNECTION_ERRORS:
-        return Blame.INFRASTRUCTURE
-    return blame_of(error.__cause__) if error.__cause__ is not None else WORKFLOW
+        message = error.message
+    elif isinstance(error, ClientError):
+        message = f"{error.status}: {error.message}" if error.status else error.message
+    elif isinstance(error, TimeoutError) and kind is FailureKind.TIMEOUT:
+        message = f"the agent did not end within {timeout_s:g} s"
+    elif kind is FailureKind.AGENT:
+        message += where_raised(error)
+    return EpisodeFailed(kind, message)

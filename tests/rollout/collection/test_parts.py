@@ -22,16 +22,16 @@ from hypothesis import strategies as st
 
 from areal.cli.inf.collect import CollectionReport, summary_page
 from areal.cli.operate import ProgressPrinter
-from areal.client.errors import error_of_answer
+from areal.client.errors import CallerError, NotReady, ServiceError, UnknownName, Unreachable, error_of_answer
 from areal.client.loop_thread import LoopThread
 from areal.dataset.examples import Example
 from areal.errors import ArealError, Conflict, UsageFault
 from areal.loading import call_with, load_callable
 from areal.reward.answers import exact, number
-from areal.reward.frames import RewardError
+from areal.reward.frames import RewardError, RewardRaised, RewardTimeout
 from areal.rollout.collection import AgentResult, RewardScorer, named_agent
 from areal.rollout.collection_output import CollectionProgress, EpisodeOutcome, groups, open_folder, spread, summary
-from areal.rollout.failures import FailureKind, failure_of
+from areal.rollout.failures import EpisodeFailed, FailureKind, cause_of, failure_of
 from areal.trajectories.record import Episode
 from tests.trajectories.samples import branched
 
@@ -287,7 +287,31 @@ def test_agent_exception_is_attributed_like_its_client(module: str, status: int 
     error = type("APIConnectionError", (APIConnectionError,), {"__module__": module})("x")
     if status is not None:
         error.status_code = status
-    assert failure_of(error, 1.0).kind is kind
+    wrapped = RuntimeError("the model was not reached")
+    wrapped.__cause__ = error
+    for each in (error, wrapped, ExceptionGroup("of a task group", [error])):
+        assert failure_of(each, 1.0).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (RewardTimeout("late"), (FailureKind.REWARD_TIMEOUT, "reward")),
+        (RewardRaised("no"), (FailureKind.REWARD, "reward")),
+        (Unreachable("POST /: refused"), (FailureKind.UNREACHABLE, "infrastructure")),
+        (CallerError("not sent: no model"), (FailureKind.REFUSED, "caller")),
+        (UnknownName("gone", status=404, code="session_not_found"), (FailureKind.LOST, "caller")),
+        (UnknownName("restarts", status=404, code="model_not_found"), (FailureKind.REFUSED, "service")),
+        (ServiceError("broken", status=500), (FailureKind.UNREACHABLE, "service")),
+        (NotReady("no reward yet", status=425), (FailureKind.UNREACHABLE, "caller")),
+        (ConnectionResetError("of the agent's own call"), (FailureKind.AGENT, "infrastructure")),
+        (TimeoutError(), (FailureKind.TIMEOUT, "workflow")),
+        (KeyError("x"), (FailureKind.AGENT, "workflow")),
+        (EpisodeFailed(FailureKind.NO_INTERACTION, "no call"), (FailureKind.NO_INTERACTION, "workflow")),
+    ],
+)
+def test_failure_has_one_kind_and_one_party_to_blame(error: Exception, cause: tuple[FailureKind, str]) -> None:
+    assert cause_of(error) == cause
 
 
 # -- the folder

@@ -18,7 +18,7 @@ from typing import Any
 from areal.api.agent import AgentRequest
 from areal.client.errors import Blame
 from areal.http import tracing
-from areal.rollout.failures import blame_of
+from areal.rollout.failures import cause_of
 from areal.services.agent.worker.agent_loop import AgentLoop, is_own_code, place_of
 from areal.services.agent.worker.agents import (
     AgentAdapter,
@@ -136,7 +136,7 @@ class WorkerRoutes:
 def _failure(error: BaseException) -> tuple[Failure, str]:
     """Return the kind of a failure (``infra`` or ``agent``), and its message."""
     try:
-        failure: Failure = "infra" if blame_of(error) in (Blame.SERVICE, Blame.INFRASTRUCTURE) else "agent"
+        failure: Failure = "infra" if cause_of(error).blame in (Blame.SERVICE, Blame.INFRASTRUCTURE) else "agent"
         return failure, _error_line(error)
     except BaseException as worse:  # noqa: BLE001 - the boundary to user code: the error's __str__
         return "agent", f"{type(error).__name__}, whose text cannot be had: {type(worse).__name__}"
