@@ -21,7 +21,6 @@ import yaml
 
 from areal.dataclasses import dataclass, field
 from areal.errors import ArealError
-from areal.resources.tree import ABSENT, resolved
 
 _DECLARED = r"(?:(?:export|readonly|local|declare|typeset)\s+(?:-\w+\s+)*)?"
 _ASSIGNMENT = re.compile(rf"^\s*{_DECLARED}([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
@@ -59,8 +58,36 @@ _MISSING = "???"  # OmegaConf's value of a key that the user has to give
 
 def without_references(keys: Mapping[str, object]) -> dict[str, object]:
     """``keys`` with references replaced, but for those that lead nowhere."""
-    found = {key: resolved(value, key, lambda name: keys.get(name, ABSENT)) for key, value in keys.items()}
-    return {key: keys[key] if value is ABSENT else _leaf(value) for key, value in found.items()}
+    return {key: _leaf(_resolved(value, key, keys)) for key, value in keys.items()}
+
+
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^}]*))?\}")
+_MOST_REFERENCES = 10
+
+
+def _resolved(given: Any, key: str, keys: Mapping[str, object]) -> Any:
+    """Return the value of ``key`` with OmegaConf's ``${other.key}``, ``${.key}`` beside it and
+    ``${oc.select:key,default}`` replaced; a default is text. ``given`` where a reference leads nowhere."""
+    value = given
+    for _ in range(_MOST_REFERENCES):
+        if not isinstance(value, str) or (match := _REFERENCE.search(value)) is None:
+            return value
+        name = _absolute(match[1], key)
+        if name not in keys and match[2] is None:
+            return given
+        name, inner = (name, keys[name]) if name in keys else (key, match[2])
+        key, value = (name, inner) if match[0] == value else (key, value.replace(match[0], str(inner)))
+    return given
+
+
+def _absolute(reference: str, key: str) -> str:
+    """Return the key to which OmegaConf's ``reference`` in the value of ``key`` leads: its first dot is the mapping
+    that has ``key``, and each further dot the one above. Empty above the top level."""
+    name = reference.lstrip(".")
+    steps, up = key.split("."), len(reference) - len(name)
+    if up == 0:
+        return name
+    return ".".join((*steps[: len(steps) - up], name)) if up <= len(steps) else ""
 
 
 def flat(document: Mapping[str, object], before: str = "") -> Iterator[tuple[str, Any]]:

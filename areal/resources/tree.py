@@ -16,7 +16,7 @@ RECREATE in an InferenceService and IMMUTABLE in a TrainJob.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, IntEnum
 from typing import Any, Final, TypeAlias
 
@@ -320,36 +320,6 @@ def _place(node: Any, part: Step, at: FieldPath) -> Any:
 
 def dotted(path: FieldPath) -> str:
     return ".".join(map(str, path))
-
-
-_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,\s*([^}]*))?\}")
-_MOST_REFERENCES = 10
-
-
-def resolved(value: Any, key: str, written: Callable[[str], Any]) -> Any:
-    """``value`` of the dotted ``key`` with OmegaConf's ``${other.key}``, ``${.key}`` beside it and
-    ``${oc.select:key,default}`` replaced; a default is text. ABSENT where a reference leads nowhere. ``written``: the
-    value of a key as it is written, or ABSENT."""
-    for _ in range(_MOST_REFERENCES):
-        if not isinstance(value, str) or (match := _REFERENCE.search(value)) is None:
-            return value
-        name = _absolute(match[1], key)
-        if (inner := written(name) if name else ABSENT) is ABSENT:
-            name, inner = key, ABSENT if match[2] is None else match[2]
-        if inner is ABSENT:
-            return ABSENT
-        key, value = (name, inner) if match[0] == value else (key, value.replace(match[0], str(inner)))
-    return ABSENT
-
-
-def _absolute(reference: str, key: str) -> str:
-    """Return the key to which OmegaConf's ``reference`` in the value of ``key`` leads: its first dot is the mapping
-    that has ``key``, and each further dot the one above. Empty above the top level."""
-    name = reference.lstrip(".")
-    steps, up = key.split("."), len(reference) - len(name)
-    if up == 0:
-        return name
-    return ".".join((*steps[: len(steps) - up], name)) if up <= len(steps) else ""
 
 
 TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")

@@ -1,8 +1,8 @@
-"""``python -m areal.training.checking``: validates the configurations of jobs before they start.
+"""``python -m areal.training.checking``: reads the configurations of jobs as their drivers will, and validates them.
 
-Reads a list of requests from stdin and writes a list of faults for each to stdout, as JSON. It is a separate process
-because commands do not import what drivers import, and because interpolations read the driver's environment. No user
-code is imported.
+Reads a list of requests from stdin, and writes the faults and the values of each to stdout, as JSON. It is a separate
+process because commands do not import what drivers import, and because interpolations read the driver's environment.
+No user code is imported.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from areal.api import cli_args
 from areal.api.cli_args import BaseExperimentConfig, PPOConfig
-from areal.api.config.loading import ConfigError, ConfigFault, examine
+from areal.api.config.loading import ConfigError, ConfigFault, examine, values_of
 from areal.api.config.training import TrainEngineConfig
 from areal.dataset.files import SUFFIXES, read_rows
 from areal.dataset.loading import DEFAULT_SPLITS, formatted
@@ -33,8 +33,15 @@ from areal.reward.functions import Parameters, SignatureText, check_columns, col
 from areal.rollout.workflows import configured_workflow
 
 
-def check(request: Mapping[str, Any]) -> list[ConfigFault]:
-    """Return the faults of a configuration. ``config`` (the class), ``file`` or its ``text``, ``overrides``,
+class Answer(TypedDict):
+    """The faults of a configuration, and the values that it sets; None if they cannot be read."""
+
+    faults: list[dict[str, Any]]
+    values: dict[str, Any] | None
+
+
+def check(request: Mapping[str, Any]) -> Answer:
+    """Read a configuration. ``config`` (the class, None if it is not known), ``file`` or its ``text``, ``overrides``,
     ``trains``. ``built_in``: the driver is built in, so that data sets, models and functions are those of the
     configuration. ``later``: an earlier job may create files. ``notes``: also report keys that have no effect, and
     cautions."""
@@ -47,13 +54,22 @@ def check(request: Mapping[str, Any]) -> list[ConfigFault]:
                 yield from _row_faults(config)
                 yield from _batch_faults(config)
 
+    file, overrides = request["file"], request["overrides"]
+    cls = getattr(cli_args, request["config"]) if request["config"] is not None else None
+    faults, values = list[ConfigFault](), None
     try:
-        found = examine(request["file"], request["overrides"], getattr(cli_args, request["config"]), more_faults)
+        if cls is not None:
+            found = examine(file, overrides, cls, more_faults)
+            faults, values = [*found.faults, *(found.notes if request.get("notes") else ())], found.values
     except ConfigError as error:
-        return list(error.faults)
+        faults = list(error.faults)
     except ArealError as error:
-        return [ConfigFault((), error.message, request["file"])]
-    return [*found.faults, *(found.notes if request.get("notes") else ())]
+        faults = [ConfigFault((), error.message, file)]
+    try:
+        values = values_of(file, overrides, cls) if values is None else values
+    except ArealError as error:
+        faults = faults or [ConfigFault((), error.message, file)]
+    return Answer(faults=[asdict(fault) for fault in faults], values=values)
 
 
 def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tuple[FieldPath, str]]:
@@ -218,7 +234,7 @@ def _signature(function: ast.FunctionDef | ast.AsyncFunctionDef) -> inspect.Sign
     )
 
 
-def check_all(requests: Sequence[Mapping[str, Any]]) -> list[list[dict[str, object]]]:
+def check_all(requests: Sequence[Mapping[str, Any]]) -> list[Answer]:
     """Check each request in its job's working folder, environment and import path."""
     home, environment, imported = Path.cwd(), dict(os.environ), list(sys.path)
     answers = []
@@ -232,7 +248,7 @@ def check_all(requests: Sequence[Mapping[str, Any]]) -> list[list[dict[str, obje
                     inline.write(request["text"])
                     inline.flush()
                     request = {**request, "file": inline.name}
-                answers.append([asdict(fault) for fault in check(request)])
+                answers.append(check(request))
         finally:
             os.chdir(home)
             os.environ.clear()
@@ -243,4 +259,4 @@ def check_all(requests: Sequence[Mapping[str, Any]]) -> list[list[dict[str, obje
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)  # warnings are the driver's
-    json.dump(check_all(json.load(sys.stdin)), sys.stdout)
+    json.dump(check_all(json.load(sys.stdin)), sys.stdout, default=str)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.convert.reading import Unread, assignments, flags, read_yaml, script_command
+from areal.convert.reading import Unread, assignments, flags, read_yaml, script_command, without_references
 
 PROGRAMS = re.compile(r"pkg\.trainer\.(main)(?!\S)")
 SCRIPT = r"""
@@ -121,6 +121,24 @@ def test_omegaconf_references_are_resolved() -> None:
     assert read_yaml(text, "c.yaml") == {"a.b": 2, "a.c": 2, "a.d": 7, "a.e": 2, "a.f": "${no.key}"}
     text = "a: /x, b: '${a}/y', c: '${b}/z', d: '${no}/y'".join("{}")
     assert read_yaml(text, "c.yaml") == {"a": "/x", "b": "/x/y", "c": "/x/y/z", "d": "${no}/y"}
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("${b}", 2),
+        ("x${b}y${b}", "x2y2"),
+        ("${.near}", "far"),
+        ("${oc.select:no, 7}", 7),
+        ("${chain}", 2),
+        ("${no}", "${no}"),
+        ("${loop}", "${loop}"),
+        (["${b}"], ["${b}"]),
+    ],
+)
+def test_reference_resolves_to_target_value(value: object, found: object) -> None:
+    keys = {"b": 2, "a.near": "${.next}", "a.next": "far", "chain": "${b}", "loop": "${loop}", "a.key": value}
+    assert without_references(keys)["a.key"] == found
 
 
 @given(st.text(max_size=80))

@@ -163,21 +163,3 @@ def test_delete_path_removes_whole_or_nothing() -> None:
     assert tree.delete_path(value, ()) == {}
     assert tree.delete_path(value, ("a", "z")) == value
     assert tree.delete_path(value, ("a", "b")) == {"c": value["c"]}
-
-
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        ("${b}", 2),
-        ("x${b}y${b}", "x2y2"),
-        ("${.near}", "far"),
-        ("${oc.select:no, 7}", "7"),
-        ("${chain}", 2),
-        ("${no}", tree.ABSENT),
-        ("${loop}", tree.ABSENT),
-        (["${b}"], ["${b}"]),
-    ],
-)
-def test_reference_resolves_to_target_value(value: Any, found: Any) -> None:
-    keys = {"b": 2, "a.near": "${.next}", "a.next": "far", "chain": "${b}", "loop": "${loop}"}
-    assert tree.resolved(value, "a.key", lambda key: keys.get(key, tree.ABSENT)) == found

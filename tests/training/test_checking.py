@@ -43,9 +43,8 @@ def faults(folder: Path, values: dict[str, Any] | str, *overrides: str, **reques
         "later": False,
         **request,
     }
-    ((*found,),) = [check_all([asked])]
-    (one,) = found
-    return one
+    (answer,) = check_all([asked])
+    return answer["faults"]
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,9 @@ def _is_open(hint: Any) -> bool:
     )
 
 
-def suggestion(cls: type, path: FieldPath) -> str:
+def suggestion(cls: type | None, path: FieldPath) -> str:
     """Return the text `` (did you mean "a.b"?)`` for an undeclared path, "" without a similar one."""
-    lacking = _undeclared(cls, path)
+    lacking = _undeclared(cls, path) if cls is not None else None
     if lacking is None or lacking[0] is str:
         return ""
     near = closest(str(lacking[1][-1]), hints_of(lacking[0]))
@@ -177,10 +177,11 @@ def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
 
 @dataclass(frozen=True)
 class Examined:
-    """A configuration (None if there are ``faults``), and ``notes``: keys that have no effect, or an effect that is
-    rarely wanted."""
+    """A configuration (None if there are ``faults``), the ``values`` that it sets, and ``notes``: keys that have no
+    effect, or an effect that is rarely wanted."""
 
     config: Any
+    values: dict[str, Any]
     faults: tuple[ConfigFault, ...]
     notes: tuple[ConfigFault, ...]
 
@@ -204,10 +205,8 @@ def examine(
     """Load a configuration and return it with all its faults and notes. ``more_faults`` checks a configuration that the
     class accepts. Raises ConfigError for a file that cannot be read, NotFound for a missing one."""
     source, set_by, refused = _read(file), dict[FieldPath, str](), list[ConfigFault]()
-    with _positioned(source, set_by, cls):
-        tree = _merged(source, overrides, cls, set_by, refused)
+    given = _merged(source, overrides, cls, set_by, refused)
     faults = Faults()
-    given = lifted(tree, set_by)
     complete = getattr(cls, "completed", None)
     config = build(cls, given if complete is None else complete(given), faults)
     if (contradictions := getattr(config, "contradictions", None)) is not None:
@@ -219,9 +218,14 @@ def examine(
     cautions = config.cautions(given) if isinstance(config, PPOConfig) else ()
     notes = [source.fault(path, why, set_by, "no effect") for path, why in ineffective]
     notes += [source.fault(tuple(path), why, set_by, "caution") for path, why in cautions]
-    return Examined(
-        config, (*refused, *(source.fault(path, message, set_by) for path, message in faults.found)), tuple(notes)
-    )
+    found = (*refused, *(source.fault(path, message, set_by) for path, message in faults.found))
+    return Examined(config, given, found, tuple(notes))
+
+
+def values_of(file: str, overrides: Sequence[str], cls: type | None) -> dict[str, Any]:
+    """Return the values that a configuration sets, without faults: a reference that leads nowhere stays as it is
+    written, and a malformed override is skipped. ``cls``: None if it is not known. Raises ConfigError, NotFound."""
+    return _merged(_read(file), overrides, cls, {}, [], strict=False)
 
 
 @dataclass(frozen=True)
@@ -269,7 +273,7 @@ def _yaml_fault(file: str, error: yaml.YAMLError) -> ConfigError:
 
 
 @contextlib.contextmanager
-def _positioned(source: _ConfigFile, set_by: dict[FieldPath, str], cls: type) -> Iterator[None]:
+def _positioned(source: _ConfigFile, set_by: dict[FieldPath, str], cls: type | None) -> Iterator[None]:
     """Convert errors of OmegaConf and YAML to ConfigError with their position."""
     from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
@@ -295,26 +299,55 @@ def _parts(key: str) -> list[str]:
 
 
 def _merged(
-    source: _ConfigFile, overrides: Sequence[str], cls: type, set_by: dict[FieldPath, str], refused: list[ConfigFault]
+    source: _ConfigFile,
+    overrides: Sequence[str],
+    cls: type | None,
+    set_by: dict[FieldPath, str],
+    refused: list[ConfigFault],
+    *,
+    strict: bool = True,
 ) -> dict[str, Any]:
-    """Return the file with overrides applied and interpolations resolved. Adds the override of each path to ``set_by``,
-    and the faults of overrides to ``refused``."""
+    """Return the file with overrides applied, keys at the top level, and interpolations resolved. Adds the override of
+    each path to ``set_by``, and the faults of overrides to ``refused``. Unless ``strict``, interpolations that fail stay
+    as they are written."""
     from omegaconf import DictConfig, OmegaConf
 
-    loaded = OmegaConf.create(source.text) if source.text.strip() else OmegaConf.create({})
-    if not isinstance(loaded, DictConfig):
-        raise ConfigError(ConfigFault((), "must be a map of keys", source.file, (1, 1)))
-    tree: Any = OmegaConf.to_container(loaded, resolve=False)
-    for text in overrides:
-        try:
-            _apply_override(tree, text, cls, set_by)
-        except BadOverride as error:
-            refused.append(ConfigFault((), str(error), override=text))
-    with_defaults = OmegaConf.create(over(_defaults(cls), tree))
-    return _given(tree, OmegaConf.to_container(with_defaults, resolve=True))
+    with _positioned(source, set_by, cls):
+        loaded = OmegaConf.create(source.text) if source.text.strip() else OmegaConf.create({})
+        if not isinstance(loaded, DictConfig):
+            raise ConfigError(ConfigFault((), "must be a map of keys", source.file, (1, 1)))
+        tree: Any = OmegaConf.to_container(loaded, resolve=False)
+        for text in overrides:
+            try:
+                _apply_override(tree, text, cls, set_by)
+            except BadOverride as error:
+                refused.append(ConfigFault((), str(error), override=text))
+        whole = OmegaConf.create(over(_defaults(cls), tree))
+        found = {str(key): _resolved(whole, key, value, strict) for key, value in tree.items()}
+    return lifted(found, set_by)
 
 
-def _apply_override(tree: Any, text: str, cls: type, set_by: dict[FieldPath, str]) -> None:
+def _resolved(node: Any, key: Any, written: Any, strict: bool) -> Any:
+    """Return ``written``, the value of ``key`` in the OmegaConf container ``node``, with interpolations resolved."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if isinstance(written, dict):
+        return {str(each): _resolved(node[key], each, value, strict) for each, value in written.items()}
+    if isinstance(written, list):
+        return [_resolved(node[key], at, value, strict) for at, value in enumerate(written)]
+    if not isinstance(written, str) or "${" not in written:
+        return written
+    try:
+        found = node[key]
+        return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+    except OmegaConfBaseException:
+        if strict:
+            raise
+        return written
+
+
+def _apply_override(tree: Any, text: str, cls: type | None, set_by: dict[FieldPath, str]) -> None:
     """Apply one override to ``tree``. Raises BadOverride."""
     override = parse_override(text)
     value = _value(override.value)
@@ -324,7 +357,8 @@ def _apply_override(tree: Any, text: str, cls: type, set_by: dict[FieldPath, str
         except BadOverride as error:
             raise BadOverride(f"{error}{suggestion(cls, override.path)}") from error
         return
-    if override.op == "" and not _known(tree, override.path) and _undeclared(cls, override.path) is not None:
+    is_new = override.op == "" and not _known(tree, override.path)
+    if is_new and cls is not None and _undeclared(cls, override.path) is not None:
         near = suggestion(cls, override.path)
         raise BadOverride(f"{text}: there is no key {dotted(override.path)}{near}; +{text} would add it")
     apply_override(tree, override, value)
@@ -332,13 +366,12 @@ def _apply_override(tree: Any, text: str, cls: type, set_by: dict[FieldPath, str
     set_by[override.path] = text
 
 
-def _defaults(cls: type) -> dict[str, Any]:
+def _defaults(cls: type | None) -> dict[str, Any]:
     """Return the defaults of the class, which interpolations may refer to."""
     try:
-        defaults = cls()
+        return _plain(dataclasses.asdict(cls())) if cls is not None else {}
     except TypeError:  # a driver's own class with required fields
         return {}
-    return _plain(dataclasses.asdict(defaults))
 
 
 def _plain(value: Any) -> Any:
@@ -350,13 +383,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
-
-
-def _given(tree: Any, resolved: Any) -> Any:
-    """Return ``resolved`` restricted to the keys of ``tree``."""
-    if isinstance(tree, dict):
-        return {str(key): _given(value, resolved[key]) for key, value in tree.items()}
-    return resolved
 
 
 def _value(text: str | None) -> Any:

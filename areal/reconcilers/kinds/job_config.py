@@ -1,5 +1,8 @@
 """Reads a job's configuration, and checks a job before anything is started for it. No user module is imported.
 
+The one reader of a configuration is that of its driver. It runs in a process (``areal.training.checking``), which is
+asked for the faults, and for values that refer to others (``${actor.path}``). Other values are as they are written.
+
 The driver is the spec's (or the command line's), otherwise a top-level ``driver:`` of the configuration, otherwise the
 built-in driver for its ``trainer.type``. ``actor.backend`` (or ``allocation_mode``) such as ``fsdp:d4`` means four
 processes; ``spec.resources`` may say the same, or replace it.
@@ -15,10 +18,11 @@ import importlib.util
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +46,6 @@ from areal.resources.tree import (
     lifted,
     parse_override,
     path_text,
-    resolved,
 )
 
 BUILT_IN = {kind: driver for kind, (driver, _) in DRIVERS.items()}
@@ -80,7 +83,7 @@ def config_file(given: str, folder: Path, manifest: str | None) -> Path | None:
 
 def config_tree(given: Path | Mapping[str, object] | None, overrides: Iterable[str]) -> dict[str, object]:
     """Return the configuration as its driver reads it, with overrides applied and keys where the class has them, but
-    with references unresolved. Malformed overrides are skipped: the driver reports them. Raises UsageFault,
+    with references as they are written. Malformed overrides are skipped: the driver reports them. Raises UsageFault,
     ManifestError."""
     import yaml
 
@@ -156,27 +159,43 @@ _OFFLINE = ("sft", "rw", "dpo")
 
 
 class JobConfig:
-    """A job's configuration as it is written, with its overrides. The driver checks it."""
+    """A job's configuration, with its overrides. The driver checks it."""
 
-    def __init__(self, job: Wanted, tree: dict[str, object], folder: Path) -> None:
+    def __init__(self, job: Wanted, tree: dict[str, object]) -> None:
         self._job = job
         self._tree = tree
-        self._folder = folder
 
     @classmethod
     def of(cls, job: Wanted) -> JobConfig:
         """Read a job's configuration. Raises UsageFault, ManifestError. A missing file is reported when the driver
         starts."""
-        given, folder = job.spec.get("config"), _folder(job)
+        given = job.spec.get("config")
         if isinstance(given, str):
-            given = config_file(given, folder, (job.source or {}).get("file"))
-        tree = config_tree(given, job.spec.get("overrides") or ())
-        return cls(job, tree, folder)
+            given = config_file(given, _folder(job), (job.source or {}).get("file"))
+            job = replace(job, spec={**job.spec, "config": given and str(given)})
+        return cls(job, config_tree(given, job.spec.get("overrides") or ()))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a dotted key, with ``${another.key}`` resolved."""
-        found = resolved(self._written(key), key, self._written)
-        return default if found is ABSENT else found
+        """Return the value of a dotted key as the driver gets it; ``default`` also for a reference that leads nowhere.
+        Raises UsageFault if a value has references, and they cannot be read."""
+        found = self._written(key)
+        if _has_reference(found):
+            found = get_path(self._values, tuple(key.split(".")))
+        return default if found is ABSENT or (isinstance(found, str) and _has_reference(found)) else found
+
+    @cached_property
+    def _values(self) -> Mapping[str, object]:
+        request = _reading(self._job)
+        with suppress(UsageFault):  # no driver is named
+            request = {**_request(self._job), "built_in": False}
+        if (known := _known.get(_identity(request))) is not None:
+            return known
+        (answer,) = _ask([request])
+        if answer["values"] is None:
+            why = answer["faults"][0]["message"] if answer["faults"] else "its process cannot run here"
+            raise UsageFault(f"{self._job.ref}: the configuration cannot be read: {why}", hint=install_command("train"))
+        values: dict[str, object] = answer["values"]
+        return values
 
     def _written(self, key: str) -> Any:
         return get_path(self._tree, tuple(key.split(".")))
@@ -233,13 +252,17 @@ class JobConfig:
 
     def absolute(self, path: str) -> str:
         """Return a local path, made absolute from the working folder, or a hub id unchanged."""
-        local = self._folder / Path(path).expanduser()
+        local = _folder(self._job) / Path(path).expanduser()
         return str(local) if local.exists() or looks_local(path) else path
 
     def engine_arguments(self, engine: str) -> dict[str, object]:
         """Return the configuration's section for the engine, without defaults and without arguments that areal sets."""
         section = self.get(engine)
         return engine_arguments(engine, section if isinstance(section, Mapping) else {}, self.text("actor.dtype"))
+
+
+def _has_reference(value: object) -> bool:
+    return "${" in str(value)
 
 
 PROCESSES = "processesPerNode"
@@ -383,21 +406,21 @@ def job_faults(
         except UsageFault as error:  # there is no driver
             faults.append(resource.fault(("config",), error.message, error.hint))
         else:
-            if request is not None:
+            if request["config"] is not None:
                 report(job.ref)
                 asked.append((resource, request))
-    for (resource, request), answer in zip(asked, _check_all([request for _, request in asked]), strict=True):
-        found[resource.ref] += [_fault_diagnostic(resource, request, fault) for fault in answer]
+    for (resource, request), answer in zip(asked, _ask([request for _, request in asked]), strict=True):
+        found[resource.ref] += [_fault_diagnostic(resource, request, fault) for fault in answer["faults"]]
     return {ref: faults for ref, faults in found.items() if faults}
 
 
 def class_faults(job: Wanted, resource: Resource) -> list[Diagnostic]:
     """Return the errors that the configuration's class reports. Names in the configuration are not resolved. Raises
     UsageFault, ManifestError."""
-    if (request := _request(job)) is None:
+    if (request := _request(job))["config"] is None:
         return []
-    [answer] = _check_all([{**request, "built_in": False}])
-    return [_fault_diagnostic(resource, request, fault) for fault in answer]
+    [answer] = _ask([{**request, "built_in": False}])
+    return [_fault_diagnostic(resource, request, fault) for fault in answer["faults"]]
 
 
 def _missing_references(job: Wanted, resource: Resource) -> Iterator[Diagnostic]:
@@ -414,29 +437,36 @@ def _missing_references(job: Wanted, resource: Resource) -> Iterator[Diagnostic]
         yield resource.fault(path, message, hint)
 
 
-def _request(job: Wanted) -> dict[str, object] | None:
-    """Return the request to ``areal.training.checking``, or None if the driver's configuration class is unknown. Raises
-    UsageFault, ManifestError."""
+def _reading(job: Wanted) -> dict[str, object]:
+    """Return the request to ``areal.training.checking`` for the values of a configuration. ``config``: the driver's
+    class of it, None if it is not known."""
     spec, given = job.spec, job.spec.get("config")
-    file = str((_folder(job) / given).expanduser()) if isinstance(given, str) else ""
-    overrides = [str(each) for each in spec.get("overrides") or ()]
-    tree = config_tree(Path(file) if file else given, overrides)
+    later = {"AREAL_AGENTS_ADDR": "later"} if (spec.get("rollout") or {}).get("agents") else {}  # not known yet
+    return {
+        "config": None,
+        "file": str((_folder(job) / given).expanduser()) if isinstance(given, str) else "",
+        "text": None if isinstance(given, str) else json.dumps(given or {}),
+        "overrides": [str(each) for each in spec.get("overrides") or ()],
+        "folder": str(_folder(job)),
+        "env": {**(spec.get("env") or {}), **dict.fromkeys(spec.get("envFrom") or (), "secret"), **later},
+        "built_in": False,
+    }
+
+
+def _request(job: Wanted) -> dict[str, Any]:
+    """Return the request to ``areal.training.checking`` for the faults of a configuration, too. Raises UsageFault,
+    ManifestError."""
+    request, spec = _reading(job), job.spec
+    file = str(request["file"])
+    tree = config_tree(Path(file) if file else spec.get("config"), spec.get("overrides") or ())
     driver = choose_driver(spec.get("driver"), tree, file or job.ref)
     if re.fullmatch(DRIVER, driver) is None:
         raise UsageFault(f"{driver!r} is not a driver", hint="module:function, or path/driver.py")
     dotted = driver.replace(":", ".")
     kind = next((kind for kind, known in BUILT_IN.items() if known.replace(":", ".") == dotted), None)
-    config = DRIVERS[kind][1] if kind is not None else _config_of(job, driver)
-    if config is None:
-        return None
-    later = {"AREAL_AGENTS_ADDR": "later"} if (spec.get("rollout") or {}).get("agents") else {}  # not known yet
     return {
-        "config": config,
-        "file": file,
-        "text": None if file else json.dumps(given or {}),
-        "overrides": overrides,
-        "folder": str(_folder(job)),
-        "env": {**(spec.get("env") or {}), **dict.fromkeys(spec.get("envFrom") or (), "secret"), **later},
+        **request,
+        "config": DRIVERS[kind][1] if kind is not None else _config_of(job, driver),
         "built_in": kind is not None,
         "trains": kind != "null",
         "later": any(ref.startswith("TrainJob/") for ref in job.depends_on),
@@ -458,11 +488,22 @@ def _config_of(job: Wanted, driver: str) -> str | None:
         return None
 
 
-def _check_all(requests: list[dict[str, object]]) -> list[list[dict[str, object]]]:
-    """Return the faults of each request, all from one process; none if it cannot run (an extra is missing)."""
+_known: dict[str, dict[str, Any]] = {}  # values of configurations that were read, by ``_identity``
+_MOST_KNOWN = 64
+
+
+def _identity(request: Mapping[str, Any]) -> str:
+    """Return what the values of a configuration depend on."""
+    content = Path(request["file"]).read_text(encoding="utf-8") if request["file"] else request["text"]
+    return json.dumps([content, *(request[each] for each in ("config", "overrides", "folder", "env"))])
+
+
+def _ask(requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the ``faults`` and ``values`` of each request, all from one process; no faults, and None, if it cannot run
+    (an extra is missing)."""
     if not requests:
         return []
-    nothing: list[list[dict[str, object]]] = [[] for _ in requests]
+    nothing: list[dict[str, Any]] = [{"faults": [], "values": None} for _ in requests]
     command = module_argv("areal.training.checking")
     try:
         done = subprocess.run(
@@ -470,7 +511,15 @@ def _check_all(requests: list[dict[str, object]]) -> list[list[dict[str, object]
         )
     except subprocess.TimeoutExpired:
         return nothing
-    return json.loads(done.stdout) if done.returncode == 0 else nothing
+    if done.returncode != 0:
+        return nothing
+    answers: list[dict[str, Any]] = json.loads(done.stdout)
+    if len(_known) > _MOST_KNOWN:
+        _known.clear()
+    for asked, answer in zip(requests, answers, strict=True):
+        if answer["values"] is not None:
+            _known[_identity(asked)] = answer["values"]
+    return answers
 
 
 def checked(config: str, content: Mapping[str, object]) -> list[dict[str, object]]:
@@ -483,7 +532,9 @@ def checked(config: str, content: Mapping[str, object]) -> list[dict[str, object
         "folder": str(Path.cwd()),
     }
     request |= {"env": {}, "built_in": True, "trains": True, "later": True, "notes": True}
-    return _check_all([request])[0]
+    (answer,) = _ask([request])
+    found: list[dict[str, object]] = answer["faults"]
+    return found
 
 
 def _fault_diagnostic(resource: Resource, request: Mapping[str, Any], fault: Mapping[str, Any]) -> Diagnostic:

@@ -129,6 +129,25 @@ def test_layout_reference_to_missing_key_is_refused(absent: str) -> None:
         processes(job({"actor": {"backend": absent}, "base": "fsdp:d3"}))
 
 
+def test_references_are_read_as_driver_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOLDER", "/models")
+    (tmp_path / "c.yaml").write_text(
+        "trainer: {type: grpo}\nseed: 7\nactor: {path: '${oc.env:FOLDER}/small', dtype: float32}\n"
+        "tokenizer_path: ${actor.path}\nallocation_mode: vllm:d1\nbase: {random_seed: '${seed}'}\n"
+        "vllm: {dtype: '${actor.dtype}', max_num_seqs: '${rollout.max_concurrent_rollouts}', seed: '${seed}'}\n"
+        "sglang: '${base}'\nrollout: {max_concurrent_rollouts: 9, model: '${no.such}', backend: '${.layout}'}\n"
+        "lost: '${mine:of a resolver that the driver registers}'\n"
+    )
+    for driver in ("areal.training.drivers:grpo", "mine:main"):
+        read = JobConfig.of(job(str(tmp_path / "c.yaml"), driver=driver, overrides=["+rollout.layout=sglang:d2"]))
+        assert read.text("tokenizer_path") == "/models/small"
+        assert read.engine_arguments("vllm") == {"dtype": "float32", "max_num_seqs": 9, "seed": 7}
+        assert read.engine_arguments("sglang") == {"random_seed": 7}
+        assert read.text("rollout.model") == "" and str(read.inference()) == "sglang:d2"
+    default = {"actor": {"backend": "fsdp:d${cluster.n_nodes}"}, "trainer": {"type": "grpo"}}
+    assert processes(job(default)) == 32, "the default of the class"
+
+
 # -- the number of processes
 
 
