@@ -94,9 +94,8 @@ class AttemptReport:
                 self._write("")
         elif self._failures >= _REPORTED_FAILURES and self._failures & before == 0:
             line = " ".join(error_line(error).split())[:_LONGEST_REPORT]
-            self._write(
-                f"{self._failures} attempts of episodes in a row failed, by fault of the {cause_of(error).blame}: {line}"
-            )
+            blame = cause_of(error).blame
+            self._write(f"{self._failures} attempts of episodes in a row failed, by fault of the {blame}: {line}")
 
     def _write(self, failing: str) -> None:
         with contextlib.suppress(OSError):  # a full disk fails the run where it loses something

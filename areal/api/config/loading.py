@@ -307,9 +307,9 @@ def _merged(
     *,
     strict: bool = True,
 ) -> dict[str, Any]:
-    """Return the file with overrides applied, keys at the top level, and interpolations resolved. Adds the override of
-    each path to ``set_by``, and the faults of overrides to ``refused``. Unless ``strict``, interpolations that fail stay
-    as they are written."""
+    """Return the file with overrides applied, keys at the top level, and interpolations resolved; unless ``strict``,
+    those that fail stay as they are written. Adds the override of each path to ``set_by``, and the faults of overrides
+    to ``refused``."""
     from omegaconf import DictConfig, OmegaConf
 
     with _positioned(source, set_by, cls):
