@@ -98,6 +98,8 @@ def test_first_exception_of_worker_drops_prefix(tmp_path: Path) -> None:
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
         "2026-01-01 12:00:00 ERROR engine: the port is in use",
         "OSError: [Errno 98] Address already in use",
+        "api_server.py: error: argument --dtype: invalid choice: 'flaot32'",
+        "sglang serve: error: argument --dtype: invalid choice: 'flaot32'",
     ],
 )
 def test_first_exception_without_traceback_is_first_error_line(tmp_path: Path, line: str) -> None:
