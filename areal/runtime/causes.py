@@ -25,7 +25,7 @@ _STARTED = re.compile(rf"{re.escape(MARK)}\S+ started pid \d+")
 TRACEBACK = "Traceback (most recent call last):"
 ERROR_LINE = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b(?::|$)|(?:fatal|FATAL|panic|PANIC|CRITICAL)\b"
-    r"|.*\b(?:ERROR|CRITICAL|FATAL)\b|Segmentation fault|terminate called"
+    r"|.*(?<![{,])\b(?:ERROR|CRITICAL|FATAL)\b(?![,}]\S)|Segmentation fault|terminate called"
     r"|(?:[\w./-]+(?: [\w./-]+){0,2}: )?error: )"  # ours; argparse's, after a program's words
 )
 # "ValueError: text", "pkg.Error", "__main__.f.<locals>.Mine: text"; not "INFO 12:00 ..." of another thread

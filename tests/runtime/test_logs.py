@@ -103,7 +103,8 @@ def test_first_exception_of_worker_drops_prefix(tmp_path: Path) -> None:
     ],
 )
 def test_first_exception_without_traceback_is_first_error_line(tmp_path: Path, line: str) -> None:
-    assert first_exception(write(tmp_path, f"{START}fine\n{line}\nERROR: later\n")) == line
+    usage = "usage: x [--log-level {CRITICAL,ERROR,WARNING}]\n         [--level {DEBUG,ERROR}]"
+    assert first_exception(write(tmp_path, f"{START}fine\n{usage}\n{line}\nERROR: later\n")) == line
 
 
 def test_first_exception_of_pending_start_is_of_previous_start(tmp_path: Path) -> None:
