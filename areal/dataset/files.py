@@ -72,6 +72,7 @@ class Rows(Sequence[Row]):
 
 _BINARY = (".parquet", ".arrow")
 SUFFIXES = (".jsonl", ".json", *_BINARY)
+_FORMS = "a data set is JSON lines (an object in each line), a JSON list, Parquet or Arrow, as UTF-8 and not compressed"
 _SAVED, _SAVED_SPLITS = ("dataset_info.json", "state.json"), "dataset_dict.json"  # written by save_to_disk of datasets
 
 
@@ -82,6 +83,8 @@ class BadData(ArealError):
 def read_dataset(source: str, split: str | None = None) -> Rows:
     """Read a local file or folder, or ``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT`` of the hub. Raises NotFound,
     UsageFault, BadData."""
+    if "://" in source:
+        raise NotFound(f"{source} is a URL: a data set is a file, a folder, or a name of the hub", hint="download it")
     path = Path(source).expanduser()
     if path.exists() or source.startswith((".", "/", "~")) or source.endswith(SUFFIXES):
         return read_rows(path, split)
@@ -170,7 +173,8 @@ def _utf8(data: bytes, file: Path, line: int) -> str:
     except UnicodeDecodeError as error:
         *before, last = data[: error.start].split(b"\n")
         wrong = f"0x{data[error.start]:02x} in column {len(last.decode()) + 1}"
-        raise BadData(f"{file}:{line + len(before)}: no UTF-8: {wrong}, after {last.decode()[-30:]!r}") from error
+        problem = f"no UTF-8: {wrong}, after {last.decode()[-30:]!r}"
+        raise BadData(f"{file}:{line + len(before)}: {problem}", hint=_FORMS) from error
 
 
 def _decoded(text: str, file: Path, line: int = 1) -> Any:
@@ -183,7 +187,7 @@ def _decoded(text: str, file: Path, line: int = 1) -> Any:
     except json.JSONDecodeError as error:
         read = text[: error.pos].rstrip()[-30:]
         problem = f"{error.msg.removesuffix(' at')} in column {error.colno}, after {repr(read) if read else 'nothing'}"
-        raise BadData(f"{file}:{line + error.lineno - 1}: no JSON: {problem}") from error
+        raise BadData(f"{file}:{line + error.lineno - 1}: no JSON: {problem}", hint=_FORMS) from error
     except UnicodeEncodeError as error:
         raise BadData(f"{file}:{line}: a text has half of a surrogate pair: {error.object[error.start]!r}") from error
     except RecursionError:

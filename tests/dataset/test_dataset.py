@@ -216,6 +216,12 @@ def test_bad_row_is_named(tmp_path: Path, text: str | bytes, message: str) -> No
     with pytest.raises(BadData) as caught:
         get_custom_dataset(path=str(tmp_path / "a.jsonl"))
     assert message in str(caught.value)
+    assert "a data set is JSON lines" in str(caught.value.hint) or ": no " not in message
+
+
+def test_url_is_refused_by_its_name() -> None:
+    with pytest.raises(NotFound, match=r"https://host/a.jsonl is a URL: a data set is a file, a folder"):
+        get_custom_dataset(path="https://host/a.jsonl")
 
 
 def test_file_may_begin_with_byte_order_mark_and_have_any_line_ends(tmp_path: Path) -> None:
