@@ -88,6 +88,7 @@ def diff(
     if missing := [metric for metric in metrics if metric not in known]:
         raise NotFound(f"not every run has the metric {', '.join(missing)}", hint=f"areal train metrics {a} --all")
     chosen = metrics or (sorted(known) if all_ else [name for name in MAIN if name in known] or sorted(known))
+    shown = set() if metrics else {name for run in runs.values() for name in run.curves if all_ or name in MAIN}
     without_config = [run.name for run in runs.values() if not run.config]
     rows = (_row(sides, name, last, confidence, unpaired=unpaired) for name in chosen)
     document: dict[str, object] = {
@@ -103,6 +104,11 @@ def diff(
             for run in runs.values()
             for metric, step in sorted(run.not_finite.items())
             if metric in chosen or metric not in run.curves
+        ],
+        "not_everywhere": [
+            {"metric": name, "without": without}
+            for name in sorted(shown - known)
+            if (without := [run.name for run in runs.values() if name not in {*run.curves, *run.not_finite}])
         ],
     }
     if not document["metrics"] and not document["config"]:
@@ -220,6 +226,8 @@ def _page(document: Mapping[str, Any]) -> str:
         parts.append(render_table(rows, _columns(document["confidence"]) if tested else _UNTESTED))
     else:
         parts.append("no step has a metric of every run")
+    for each in document["not_everywhere"]:
+        parts.append(f"{each['metric']}: not compared, because it is not recorded by {', '.join(each['without'])}")
     for each in document["not_finite"]:
         note = "is NaN or infinite, first at step"
         parts.append(f"{each['run']}: {each['metric']} {note} {each['step']}; such steps are not compared")

@@ -79,7 +79,7 @@ def test_diverged_run_is_named_with_first_bad_step(areal: Areal, tmp_path: Path)
     assert "reward/mean is NaN or infinite, first at step 16; such steps are not compared" in page
     assert "NaN" not in areal("train", "diff", a, a).out
     never = areal("train", "diff", a, run(tmp_path, "never", [math.nan] * 3))
-    assert never.code == 0 and "first at step 1;" in never.out
+    assert never.code == 0 and "first at step 1;" in never.out and "not recorded" not in never.out
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,13 @@ def test_missing_run_or_metric_is_named(
     a, b = (",".join(made.get(name, name) for name in side.split(",")) for side in sides)
     ran = areal("train", "diff", a, b, *words)
     assert ran.code == code and message in ran.err, ran.err
+
+
+def test_metric_that_one_run_lacks_is_named(areal: Areal, tmp_path: Path) -> None:
+    a, b = run(tmp_path, "a", [0.1] * 3), run(tmp_path, "b", [0.2] * 3)
+    line = {"step": 3, "attempt": 1, "reward/mean": 0.2, "eval/reward/mean": 0.3, "mine": 1.0}
+    (tmp_path / "b" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    found = areal("train", "diff", a, b, "-o", "json").json
+    assert found["not_everywhere"] == [{"metric": "eval/reward/mean", "without": [a]}]
+    assert f"mine: not compared, because it is not recorded by {a}" in areal("train", "diff", a, b, "--all").out
+    assert areal("train", "diff", a, b, "--metric", "reward/mean", "-o", "json").json["not_everywhere"] == []
