@@ -26,20 +26,24 @@ _DEAD_STATES = frozenset("ZXx")
 class Stat:
     """The fields of ``/proc/PID/stat`` that identify a process and its place in the tree."""
 
-    __slots__ = ("comm", "pid", "ppid", "session", "start_ticks", "state")
+    __slots__ = ("comm", "pid", "ppid", "session", "start_ticks", "state", "threads")
 
-    def __init__(self, pid: int, comm: str, state: str, ppid: int, session: int, start_ticks: int) -> None:
+    def __init__(
+        self, pid: int, comm: str, state: str, ppid: int, session: int, start_ticks: int, threads: int = 1
+    ) -> None:
         self.pid = pid
         self.comm = comm
         self.state = state
         self.ppid = ppid
         self.session = session
         self.start_ticks = start_ticks
+        self.threads = threads
 
     @property
     def alive(self) -> bool:
-        """A zombie holds no memory, no lock and no port: for us it is dead."""
-        return self.state not in _DEAD_STATES
+        """A zombie holds no memory, no lock and no port: for us it is dead. The first thread of a process is a zombie
+        before the others have ended, which the kernel may need a second for if the process has much memory."""
+        return self.state not in _DEAD_STATES or self.threads > 1
 
 
 def read_bytes(path: str) -> bytes:
@@ -67,7 +71,7 @@ def read_stat(pid: int) -> Stat | None:
     head, _, tail = data.rpartition(b")")
     fields = tail.split()
     comm = head.partition(b"(")[2].decode("utf-8", "replace")
-    return Stat(pid, comm, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+    return Stat(pid, comm, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]), int(fields[17]))
 
 
 def pids() -> list[int]:

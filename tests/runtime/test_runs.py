@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,23 @@ def test_liveness_of_a_zombie_is_dead() -> None:
     assert liveness(identity) is Liveness.DEAD
     process.wait()
     assert liveness(identity) is Liveness.DEAD
+
+
+def test_liveness_with_zombie_as_first_thread_follows_the_other_threads() -> None:
+    script = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+    script += "ctypes.CDLL(None).pthread_exit(None)"
+    process = subprocess.Popen([sys.executable, "-c", script])
+    identity = identify(process.pid)
+    try:
+        while (found := procfs.read_stat(process.pid)) is None or found.state != "Z":
+            time.sleep(0.01)
+        assert found.threads == 2 and liveness(identity) is Liveness.ALIVE
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert liveness(identity) is Liveness.DEAD
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_identify_without_a_process_raises() -> None:
