@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from areal.cli.output import Column, Row, Table, field
 from areal.client.gateway import GatewayClient, KeyRefused
-from areal.dataclasses import dataclass
+from areal.dataclasses import dataclass, replace
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
 from areal.reconcilers.home_view import document_name
 from areal.reconcilers.observe import Health
@@ -172,7 +172,7 @@ def get_remote(chosen: GatewayClient, targets: Sequence[str]) -> Table:
 def look(chosen: GatewayClient) -> GatewayAnswers:
     """Return the responses of the gateway to concurrent requests with one deadline. Raises KeyRefused if it rejects the
     key for the list of models, ArealError if there is no response at all."""
-    chosen = chosen._replace(timeout_s=min(chosen.timeout_s, _LOOK_S))
+    chosen = replace(chosen, timeout_s=min(chosen.timeout_s, _LOOK_S))
     ready, listed, seen = _get_together(chosen, ("/ready", "/v1/models", "/workers"))
     if all(isinstance(answer, ArealError) for answer in (ready, listed, seen)):
         assert isinstance(ready, ArealError)

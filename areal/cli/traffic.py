@@ -16,8 +16,7 @@ from typing import Any
 from areal.cli.curves import sparkline
 from areal.cli.output import Column, Row, render_table, text_of
 from areal.cli.output import field as shown
-from areal.client.gateway import GatewayClient
-from areal.client.http import AdminClient
+from areal.client.gateway import GatewayClient, NoResponse, ServiceClient
 from areal.client.prometheus import Page, buckets, increase, parse, quantile, sum_buckets
 from areal.dataclasses import dataclass, field
 from areal.numbers import duration
@@ -92,8 +91,8 @@ def sampled(
 
 def _metrics_page(url: str, key: str | None) -> Page | None:
     try:
-        status, text = AdminClient(url, key, timeout_s=_TIMEOUT_S).get("/metrics")
-    except OSError:
+        status, text = ServiceClient(url, key, timeout_s=_TIMEOUT_S).ask("GET", "/metrics")
+    except NoResponse:
         return None
     return parse(text) if status == 200 and isinstance(text, str) else None
 

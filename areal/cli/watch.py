@@ -11,7 +11,7 @@ from areal.cli.objects import complete_names, stored
 from areal.cli.options import Invocation
 from areal.cli.output import emit_rows, field, write
 from areal.cli.remote import local_options
-from areal.client.http import AdminClient
+from areal.client.gateway import NoResponse, ServiceClient
 from areal.errors import TargetFailed, UsageFault
 from areal.reconcilers.alerts import Alert, gather
 from areal.reconcilers.home_view import HomeView
@@ -123,9 +123,10 @@ def _notify(cli: Invocation, target: tuple[str, str], alerts: list[Alert]) -> No
     for alert in alerts:
         document: dict[str, object] = alert.document()
         try:
-            status, answer = AdminClient(base, None, _NOTIFY_S).post(path, document)
-        except (OSError, ValueError) as error:  # ValueError: the host is not a name
-            cli.info(f"warning: {base} was not notified of {alert.rule}: {error}")
+            status, answer = ServiceClient(base, None, _NOTIFY_S).ask("POST", path, document)
+        except (NoResponse, ValueError) as error:  # ValueError: the host is not a name
+            why = error.why if isinstance(error, NoResponse) else error
+            cli.info(f"warning: {base} was not notified of {alert.rule}: {why}")
             continue
         if not 200 <= status < 300:
             cli.info(f"warning: {base} answered {status} to {alert.rule}: {str(answer)[:200]}")

@@ -18,6 +18,7 @@ from areal.cli.options import Invocation, read_options, stack, watch_options
 from areal.cli.output import Column, emit_one, emit_rows, field, show_status
 from areal.cli.remote import gateway, gateway_of, local_options, model_at
 from areal.client.gateway import GatewayClient
+from areal.dataclasses import replace
 from areal.errors import ArealError, NotFound, UsageFault
 from areal.numbers import age, duration
 from areal.reconcilers.weight_gateways import GatewayRecord, read_gateway
@@ -167,7 +168,7 @@ def logs(cli: Invocation, service: str, query: LogQuery) -> int:
 @stack(options.timeout("1h", positive=True), read_options())
 def force_sync(cli: Invocation, service: str, pair: str) -> int:
     """Push the training side's weights to the inference side now."""
-    chosen = _chosen(cli, service)._replace(timeout_s=min(cli.timeout_s or _SYNC_S, _SYNC_S))
+    chosen = replace(_chosen(cli, service), timeout_s=min(cli.timeout_s or _SYNC_S, _SYNC_S))
     status, document = chosen.ask("POST", "/force_sync", {"pair_name": pair})
     if status == 404:
         error = document.get("error") if isinstance(document, dict) else None
@@ -189,7 +190,7 @@ def release(cli: Invocation, model: str, service: str | None) -> int:
     Engines that start later serve their own weights; running engines keep theirs. Refused while the trainer is alive.
     ``--service`` and ``--gateway`` are those of the inference service.
     """
-    chosen = gateway_of(cli, service)._replace(timeout_s=cli.timeout_s or _RELEASE_S)
+    chosen = replace(gateway_of(cli, service), timeout_s=cli.timeout_s or _RELEASE_S)
     model = model_at(cli, service, model) or model
     workers = [each["worker_id"] for each in chosen.get("/workers")["workers"] if each["model"] == model]
     if not workers:

@@ -1,43 +1,96 @@
-"""Calls to the JSON routes of a gateway, for people: each failure is an ArealError with the gateway's message and the
-next step. Sessions of agents and of the recorder, page by page. Standard library only."""
+"""The synchronous HTTP client of commands: JSON calls to services, and sessions of agents and of the recorder, page by
+page. Standard library only, and ``http.client`` is imported by the first call.
+
+Proxy variables are ignored, redirects are not followed, each call has its own connection, and a timeout applies to the
+connect and to each read. Each failure is an ArealError: NoResponse, or what the caller makes of a status.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import quote, urlsplit
 
+from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
+from areal.files import parse_json
 
-_DEADLINE_S = 10.0
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
 _SESSIONS_A_PAGE = 200  # a data proxy builds a page in one step, and its other requests wait
+
+
+class NoResponse(ArealError):
+    """A call without a whole response. ``why``: refused, cut off, not HTTP. ``is_late``: silent for the timeout."""
+
+    def __init__(self, message: str, why: str, hint: str | None, *, is_late: bool) -> None:
+        super().__init__(f"{message}: {why}", hint=hint)
+        self.why = why
+        self.is_late = is_late
+
+
+@dataclass(frozen=True)
+class ServiceClient:
+    """Client of a service. ``timeout_s`` bounds the connect and each read."""
+
+    url: str
+    key: str | None = field(default=None, repr=False)
+    timeout_s: float = 5.0
+    _what: ClassVar[str] = ""
+    _hint: ClassVar[str | None] = None
+
+    @contextlib.contextmanager
+    def open(self, method: str, path: str, body: Any = None) -> Iterator[HTTPResponse]:
+        """Yield the response, whatever its status. Leaving the context closes the connection, which ends a generation.
+        Raises NoResponse, also for a failure in the context to read on."""
+        import http.client
+
+        parts = urlsplit(self.url)
+        connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = connect(parts.hostname or "127.0.0.1", parts.port, timeout=self.timeout_s)
+        headers = {"Accept": "application/json, text/event-stream"}
+        data = None
+        if body is not None:
+            data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        try:
+            connection.request(method, parts.path.rstrip("/") + path, data, headers)
+            yield connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            why, is_late = str(error).strip() or type(error).__name__, isinstance(error, TimeoutError)
+            raise NoResponse(f"cannot reach {self._what}{self.url}", why, self._hint, is_late=is_late) from error
+        finally:
+            connection.close()
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Return the status, and the decoded JSON or, if the body is not JSON, its text. Raises NoResponse."""
+        with self.open(method, path, body) as response:
+            raw = response.read()
+        try:
+            return response.status, parse_json(raw)
+        except ValueError:
+            return response.status, raw.decode("utf-8", "replace")
 
 
 class KeyRefused(ArealError):
     """The gateway rejects the key (401 or 403)."""
 
 
-class GatewayClient(NamedTuple):
-    url: str
-    key: str | None
-    timeout_s: float = _DEADLINE_S
+@dataclass(frozen=True)
+class GatewayClient(ServiceClient):
+    """Client of a gateway, for people: each failure has the gateway's message and the next step."""
+
+    timeout_s: float = 10.0
+    _what: ClassVar[str] = "the gateway "
+    _hint: ClassVar[str | None] = "check --gateway (or AREAL_GATEWAY, or `areal config get-contexts`)"
 
     def get(self, path: str) -> Any:
         """Send GET and return the JSON document. Raises ArealError for an error status or without a response."""
         return self.checked("GET", path, *self.ask("GET", path))
-
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Send a request and return (status, document), also for an error status. Raises ArealError without a
-        response."""
-        from areal.client.http import AdminClient
-
-        try:
-            return AdminClient(self.url, self.key or "", timeout_s=self.timeout_s).call(method, path, body)
-        except OSError as error:
-            raise ArealError(
-                f"cannot reach the gateway {self.url}: {error or type(error).__name__}",
-                hint="check --gateway (or AREAL_GATEWAY, or `areal config get-contexts`)",
-            ) from error
 
     def checked(self, method: str, path: str, status: int, document: Any) -> Any:
         """Return the document of a 2xx response. Raises KeyRefused for 401 and 403, ArealError for other statuses."""

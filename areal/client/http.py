@@ -1,9 +1,5 @@
-"""The synchronous HTTP client of the command line: JSON calls, streamed chat and turns. Standard library only.
-
-Proxy variables are ignored, redirects are not followed, each call has its own connection, and a timeout applies to the
-connect and to each read. A streamed response is a context manager: leaving it closes the connection, which ends the
-generation.
-"""
+"""Streamed chat completions and turns of agents, for commands. A stream is a context manager: leaving it closes the
+connection, which ends the generation. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,70 +8,14 @@ import http.client
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
-from urllib.parse import urlsplit
 
-from areal.dataclasses import dataclass, field
+from areal.client.gateway import NoResponse, ServiceClient
+from areal.dataclasses import dataclass
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
 from areal.files import parse_json
 from areal.http.events import EventReader
 
 T = TypeVar("T")
-
-
-@contextlib.contextmanager
-def _answer(
-    base_url: str, key: str | None, timeout_s: float, method: str, path: str, body: Any
-) -> Iterator[http.client.HTTPResponse]:
-    """Yield the response to one call. ``timeout_s`` bounds the connect and each read. Raises OSError, HTTPException."""
-    parts = urlsplit(base_url)
-    connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = connect(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
-    headers = {"Accept": "application/json, text/event-stream"}
-    data = None
-    if body is not None:
-        data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    try:
-        connection.request(method, parts.path.rstrip("/") + path, data, headers)
-        yield connection.getresponse()
-    finally:
-        connection.close()
-
-
-@dataclass
-class AdminClient:
-    """Client of a service's JSON routes. ``timeout_s`` bounds the connect and each read. Calls without a response raise
-    OSError (ConnectionRefusedError, TimeoutError, ...)."""
-
-    base_url: str
-    admin_key: str | None = field(default=None, repr=False)
-    timeout_s: float = 5.0
-
-    def get(self, path: str) -> tuple[int, Any]:
-        return self.call("GET", path)
-
-    def post(self, path: str, body: Any = None) -> tuple[int, Any]:
-        return self.call("POST", path, {} if body is None else body)
-
-    def delete(self, path: str, body: Any = None) -> tuple[int, Any]:
-        return self.call("DELETE", path, body)
-
-    def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Return the status, and the decoded JSON or, if the body is not JSON, its text."""
-        try:
-            with _answer(self.base_url, self.admin_key, self.timeout_s, method, path, body) as answer:
-                raw = answer.read()
-        except http.client.HTTPException as error:
-            raise ConnectionError(f"{method} {path}: {error!r}") from error
-        try:
-            return answer.status, parse_json(raw)
-        except ValueError:
-            return answer.status, raw.decode("utf-8", "replace")
-
-
-# Chat completions
-
 Message = Mapping[str, object]
 
 
@@ -98,29 +38,26 @@ class ChatDelta:
     id: str = ""
 
 
-@dataclass
-class _SyncClient:
-    """``base_url``: of a gateway, without ``/v1``. ``timeout_s`` bounds the connect and each read."""
+@dataclass(frozen=True)
+class _StreamClient(ServiceClient):
+    """``url``: of a gateway, without ``/v1``."""
 
-    base_url: str
-    api_key: str | None = field(default=None, repr=False)
     timeout_s: float = 600.0
+    _what: ClassVar[str] = "the gateway "
     _namespace: ClassVar[str]  # of the commands that hints name: ``areal NAMESPACE``
 
     @contextlib.contextmanager
     def _request(self, method: str, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
         """Yield a response with status 200. Raises ArealError for every failure of the call or of its reading."""
-        base_url = self.base_url
         try:
-            with _answer(base_url, self.api_key, self.timeout_s, method, path, body) as response:
+            with self.open(method, path, body) as response:
                 if response.status != 200:
-                    raise _refusal(response, base_url, self._namespace)
+                    raise _refusal(response, self.url, self._namespace)
                 yield response
-        except TimeoutError as error:
-            raise TimedOut(f"{base_url} was silent for {self.timeout_s:g} s") from error
-        except (OSError, http.client.HTTPException) as error:
-            what = str(error) or type(error).__name__
-            raise ArealError(f"cannot talk to {base_url}: {what}", hint=f"areal {self._namespace} status") from error
+        except NoResponse as error:
+            if error.is_late:
+                raise TimedOut(f"{self.url} was silent for {self.timeout_s:g} s") from error
+            raise
 
     def _deltas(self, response: http.client.HTTPResponse, read: Callable[[Mapping[str, object]], T]) -> Iterator[T]:
         events = _events(response)
@@ -137,14 +74,15 @@ class _SyncClient:
         try:
             yield
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            message = f"{self.base_url} answered 200, and the body has another form than a gateway's"
+            message = f"{self.url} answered 200, and the body has another form than a gateway's"
             raise ArealError(message, hint="is it the address of a gateway?") from error
 
 
-class ChatClient(_SyncClient):
+class ChatClient(_StreamClient):
     """Client of a gateway of an inference service."""
 
     _namespace = "inf"
+    _hint = "areal inf status"
 
     def models(self) -> list[str]:
         """Names of the models that the gateway serves."""
@@ -258,10 +196,11 @@ class TurnDelta:
     result: str | None = None
 
 
-class TurnClient(_SyncClient):
+class TurnClient(_StreamClient):
     """Client of an agent gateway."""
 
     _namespace = "agent"
+    _hint = "areal agent status"
 
     @contextlib.contextmanager
     def stream(self, message: str, session: str) -> Iterator[Iterator[TurnDelta]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from areal.client.http import AdminClient
+from areal.client.gateway import ServiceClient
 from areal.dataclasses import asdict, dataclass
 from areal.errors import ArealError
 from areal.numbers import age, duration
@@ -177,7 +177,7 @@ def replica_alerts(name: str, pairs: Sequence[Mapping[str, object]]) -> list[Ale
 
 def read_pairs(gateway: GatewayRecord, key: str | None) -> list[dict[str, object]]:
     """Return the pairs that a weight-update gateway lists within a second. Raises ArealError if it does not."""
-    status, document = AdminClient(gateway.url, key, _CALL_S).get("/pairs")
+    status, document = ServiceClient(gateway.url, key, _CALL_S).ask("GET", "/pairs")
     if status != 200 or not isinstance(document, dict) or not isinstance(document.get("pairs"), list):
         raise ArealError(f"GET /pairs answers {status} without pairs")  # its port may be another's now
     return [pair for pair in document["pairs"] if isinstance(pair, dict)]

@@ -26,6 +26,7 @@ from threading import Event
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from areal.client.gateway import NoResponse
 from areal.errors import ArealError, FieldName, NoCapacity, TargetFailed, TimedOut, Wording
 from areal.reconcilers.kinds import Endpoint, controller_of, host_of
 from areal.reconcilers.launch import EffectContext, Interrupted, Slot
@@ -347,10 +348,9 @@ def warm(context: EffectContext, op: Op[AwaitReady], number: int) -> None:
     }
     logs = f"areal logs {op.ref.lower()}"
     try:
-        status, answer = client.post("/v1/completions", body)
-    except OSError as error:
-        why = error or type(error).__name__
-        raise TargetFailed(f"{op.ref} {op.target}: no answer to a first completion: {why}", hint=logs) from error
+        status, answer = client.ask("POST", "/v1/completions", body)
+    except NoResponse as error:
+        raise TargetFailed(f"{op.ref} {op.target}: no answer to a first completion: {error.why}", hint=logs) from error
     refused = answer.get("error") if isinstance(answer, dict) else None
     if op.args.trainer and isinstance(refused, dict) and refused.get("code") == WEIGHTS_BEHIND:
         context.report(op, f"waits for the weights of {op.args.trainer}")
@@ -482,9 +482,9 @@ def settle(context: EffectContext, op: Op[SettleRoutes], number: int) -> None:
     client = context.admin(service, gateway)
     while True:
         try:
-            status, answer = client.get("/ready" if service == op.ref else "/v1/models")
-        except OSError as error:
-            status, answer = 0, str(error)
+            status, answer = client.ask("GET", "/ready" if service == op.ref else "/v1/models")
+        except NoResponse as error:
+            status, answer = 0, error.why
         if status == 200 and (service == op.ref or any(entry.get("id") == name for entry in answer.get("data", ()))):
             break
         context.require_time(op, f"{op.ref}: {gateway} does not list the model: {status or ''} {_brief(answer)}")
@@ -493,8 +493,9 @@ def settle(context: EffectContext, op: Op[SettleRoutes], number: int) -> None:
     def is_unrouted() -> bool:
         """Return whether the router does not find a worker healthy yet, and sends it no requests."""
         try:
-            status, answer = context.admin(service, context.url(op, context.run_of(service, "router"))).get("/table")
-        except OSError:
+            router = context.admin(service, context.url(op, context.run_of(service, "router")))
+            status, answer = router.ask("GET", "/table")
+        except NoResponse:
             return True
         entry = Snapshot.from_json(answer).models.get(name) if status == 200 else None
         return entry is not None and any(worker.state not in (READY, DRAINING) for worker in entry.workers)
@@ -521,10 +522,11 @@ def _post(
     hint = f"areal logs {at.service.lower()} -c {called.replace(' ', '-')}; then the same command again"
     url = context.url(op, at.router)
     try:
-        status, answer = context.admin(at.service, url).post(path, dict(body))
-    except OSError as error:
-        why = error or type(error).__name__
-        raise ArealError(f"{op.ref}: the {called} at {url} does not answer POST {path}: {why}", hint=hint) from error
+        status, answer = context.admin(at.service, url).ask("POST", path, dict(body))
+    except NoResponse as error:
+        raise ArealError(
+            f"{op.ref}: the {called} at {url} does not answer POST {path}: {error.why}", hint=hint
+        ) from error
     if status >= 400 and not (missing_is_fine and status == 404):
         raise ArealError(f"{op.ref}: the {called} answers {status} to POST {path}: {_brief(answer)}", hint=hint)
     return answer

@@ -41,7 +41,7 @@ from areal.state.home import Home, admin_key_path, ensure_admin_key, read_key
 from areal.state.records import StoredObject
 
 if TYPE_CHECKING:
-    from areal.client.http import AdminClient
+    from areal.client.gateway import ServiceClient
     from areal.reconcilers.desired import Target
     from areal.reconcilers.observe import Observed
     from areal.reconcilers.plan import Op
@@ -202,10 +202,10 @@ class EffectContext:
                     quarantine(path)
             return str(ensure_key(self.ctx.home, found))
 
-    def admin(self, service: str, url: str, timeout_s: float = ADMIN_TIMEOUT_S) -> AdminClient:
-        from areal.client.http import AdminClient
+    def admin(self, service: str, url: str, timeout_s: float = ADMIN_TIMEOUT_S) -> ServiceClient:
+        from areal.client.gateway import ServiceClient
 
-        return AdminClient(url, read_key(Path(self.key_file(service))), timeout_s=timeout_s)
+        return ServiceClient(url, read_key(Path(self.key_file(service))), timeout_s=timeout_s)
 
     def report(
         self,

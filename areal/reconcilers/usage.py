@@ -150,17 +150,17 @@ def _counters(home: HomeView, states: Sequence[RunState]) -> dict[str, EngineCou
 
 
 def _read(url: str, key: str | None) -> EngineCounters | None:
-    from areal.client.http import AdminClient
+    from areal.client.gateway import NoResponse, ServiceClient
     from areal.client.prometheus import parse
 
-    client = AdminClient(url, key, timeout_s=_TIMEOUT_S)
+    client = ServiceClient(url, key, timeout_s=_TIMEOUT_S)
     try:
-        status, document = client.get("/stats")
+        status, document = client.ask("GET", "/stats")
         if status == 200 and isinstance(document, dict) and "generated_tokens" in document:
             waiting = document.get("waiting")
             return EngineCounters(float(document["generated_tokens"]), None if waiting is None else float(waiting))
-        status, text = client.get("/metrics")
-    except OSError:
+        status, text = client.ask("GET", "/metrics")
+    except NoResponse:
         return None
     page = parse(text) if status == 200 and isinstance(text, str) else parse("")
 

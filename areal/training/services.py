@@ -27,7 +27,7 @@ from areal.api.alloc_mode import AllocationMode
 from areal.api.cli_args import PPOConfig
 from areal.api.engine_api import TrainEngine
 from areal.client.command import AREAL, free_port, run_areal
-from areal.client.http import AdminClient
+from areal.client.gateway import NoResponse, ServiceClient
 from areal.errors import ArealError, TimedOut, UsageFault
 from areal.files import replace_file
 from areal.installation import module_argv
@@ -104,8 +104,8 @@ def _start(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
 def _wait_ready(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
     deadline = time.monotonic() + _START_S
     while process.poll() is None:
-        with contextlib.suppress(OSError):
-            if AdminClient(address).get("/ready")[0] == 200:
+        with contextlib.suppress(NoResponse):
+            if ServiceClient(address).ask("GET", "/ready")[0] == 200:
                 return
         if time.monotonic() > deadline:
             raise TimedOut(f"the weight-update gateway is not ready after {_START_S:g} s", hint=f"see {log}")

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from areal.client.gateway import GatewayClient
+from areal.dataclasses import replace
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.reconcilers.home_view import HomeView
 from areal.reconcilers.usage import service_key
@@ -28,7 +29,7 @@ class Asked(NamedTuple):
 def gateway_of(view: ViewContext, ref: Ref, timeout_s: float) -> GatewayClient:
     """Return the gateway of a service. Raises NotFound, and ArealError with the cause for one that does not run."""
     if view.remote is not None:
-        return view.remote.client._replace(timeout_s=timeout_s)
+        return replace(view.remote.client, timeout_s=timeout_s)
     ObjectStore(view.home).expect(ref)
     home = HomeView(view.home)
     address = home.address(ref)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from areal.client.http import AdminClient, ChatClient
+from areal.client.gateway import GatewayClient, NoResponse, ServiceClient
+from areal.client.http import ChatClient
 from areal.errors import ArealError, NotFound, TimedOut
 from tests.services.inference.running_service import Service, build_service
 from tests.services.processes import Processes, engine_calls, release, script
@@ -106,28 +109,62 @@ def test_chat_with_other_server_shows_its_answer(service: Service) -> None:
         ChatClient(service.router.url, service.key).complete(USER)
 
 
-def test_admin_client_returns_status_and_body(service: Service) -> None:
-    client = AdminClient(service.router.url, service.key)
-    status, body = client.get("/workers")
+def test_service_client_returns_status_and_body(service: Service) -> None:
+    client = ServiceClient(service.router.url, service.key)
+    status, body = client.ask("GET", "/workers")
     assert status == 200 and body["workers"][0]["model"] == "tiny"
-    assert client.post("/drain", {"worker_id": "absent"})[0] == 404
-    assert AdminClient(service.router.url).get("/workers")[0] == 401
+    assert client.ask("POST", "/drain", {"worker_id": "absent"})[0] == 404
+    assert ServiceClient(service.router.url).ask("GET", "/workers")[0] == 401
 
 
-def test_admin_client_keeps_base_path_and_hides_key(service: Service) -> None:
-    client = AdminClient(service.gateway.url + "/v1", service.key)
-    assert client.get("/models")[1]["models"] == ["tiny"]
+def test_service_client_keeps_base_path_and_hides_key(service: Service) -> None:
+    client = ServiceClient(service.gateway.url + "/v1", service.key)
+    assert client.ask("GET", "/models")[1]["models"] == ["tiny"]
     assert service.key not in repr(client)
 
 
-def test_admin_client_without_a_listener_raises_oserror() -> None:
-    with pytest.raises(OSError):
-        AdminClient("http://127.0.0.1:9", timeout_s=2).get("/workers")
+@pytest.mark.parametrize(
+    ("client", "message"),
+    [
+        (ServiceClient, "cannot reach http://127.0.0.1:9: [Errno 111] Connection refused"),
+        (GatewayClient, "cannot reach the gateway http://127.0.0.1:9: [Errno 111] Connection refused"),
+    ],
+)
+def test_call_without_a_listener_raises_its_reason(client: type[ServiceClient], message: str) -> None:
+    with pytest.raises(NoResponse) as caught:
+        client("http://127.0.0.1:9", timeout_s=2).ask("GET", "/workers")
+    assert caught.value.message == message and not caught.value.is_late
+    assert caught.value.why == "[Errno 111] Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why", "is_late"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "IncompleteRead(1 bytes read, 8 more expected)", False),
+        (b"SSH-2.0\r\n", "SSH-2.0", False),
+        (b"", "Remote end closed connection without response", False),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n", "timed out", True),
+    ],
+)
+def test_call_without_a_whole_response_raises_its_reason(answer: bytes, why: str, is_late: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_answer_once, args=(server, answer, is_late), daemon=True).start()
+        with pytest.raises(NoResponse) as caught:
+            ServiceClient(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.5).ask("GET", "/workers")
+    assert (caught.value.why, caught.value.is_late) == (why, is_late)
+
+
+def _answer_once(server: socket.socket, answer: bytes, stays: bool) -> None:
+    peer = server.accept()[0]
+    with peer:
+        peer.recv(1 << 16)
+        peer.sendall(answer)
+        peer.recv(1 if stays else 0)
 
 
 def test_clients_import_only_standard_library() -> None:
     code = (
-        "import sys; import areal.client.http, areal.client.http;"
+        "import sys; import areal.client.http, areal.client.gateway;"
         "heavy = ('pydantic','aiohttp','httptools','httpx','yaml','torch','orjson');"
         "print([n for n in sys.modules if n.split('.')[0] in heavy])"
     )

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.client.http import AdminClient
+from areal.client.gateway import ServiceClient
 from areal.errors import ArealError, TargetFailed
 from areal.reconcilers import execute as execution
 from areal.reconcilers.execute import execute
@@ -255,8 +255,8 @@ class DrainContext:
     def state(self, run: str) -> Any:
         return SimpleNamespace(spec=RunSpec(uid=run, argv=(), owner="Model/a", component="data-proxy", replica=0))
 
-    def admin(self, service: str, url: str) -> AdminClient:
-        return AdminClient(url, "key")
+    def admin(self, service: str, url: str) -> ServiceClient:
+        return ServiceClient(url, "key")
 
     def report(self, item: Op[Any], stage: str) -> None:
         self.reports.append(stage)

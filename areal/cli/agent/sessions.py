@@ -16,6 +16,7 @@ from areal.cli.output import Column, clock, emit_one, field
 from areal.cli.remote import gateway, gateway_of
 from areal.cli.services import all_sessions, emit_sessions, limit_option
 from areal.client.gateway import GatewayClient, call_session, checked_session_key, close_session, content_text
+from areal.dataclasses import replace
 from areal.errors import ArealError, NotFound, UsageFault
 from areal.numbers import age, duration, number
 from areal.resources.kinds import AGENT_SERVICE
@@ -45,7 +46,7 @@ service_option = click.option(
 def agent_gateway(cli: Invocation, service: str) -> GatewayClient:
     """Return the gateway of an agent service. Raises NotFound for an unknown service, ArealError for one that does not
     run or whose key is not in this home."""
-    return gateway_of(cli, service, AGENT_SERVICE)._replace(timeout_s=cli.timeout_s or _CALL_S)
+    return replace(gateway_of(cli, service, AGENT_SERVICE), timeout_s=cli.timeout_s or _CALL_S)
 
 
 def known_session(cli: Invocation, chosen: GatewayClient, given: str) -> str:

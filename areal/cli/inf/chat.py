@@ -20,7 +20,7 @@ from areal.cli.output import Column, camel, dump, render_table, write
 from areal.cli.remote import gateway, gateway_of, model_at
 from areal.cli.repl import Repl, message_of, message_option, read_line
 from areal.client.gateway import GatewayClient
-from areal.dataclasses import dataclass, field
+from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError, UsageFault, did_you_mean
 from areal.files import parse_json
 from areal.reconcilers.home_view import HomeView
@@ -84,7 +84,7 @@ def _prompt(cli: Invocation, talk: ModelChat) -> int:
         talk.settings["model"] = models[0]
     if talk.model is None:
         raise UsageFault(f"there are {len(models)} models; say which", hint=f"--model {models[0]}" if models else None)
-    cli.info(f"talking to {talk.model} at {talk.client.base_url}; /? for help")
+    cli.info(f"talking to {talk.model} at {talk.client.url}; /? for help")
     return Repl(cli, talk.answer, read_line, _commands(cli, talk), _HELP).run()
 
 
@@ -156,7 +156,7 @@ def _require_serving(cli: Invocation, chosen: GatewayClient, service: str | None
         from areal.cli.remote_view import GatewayAnswers, model_healths
 
         try:
-            workers = chosen._replace(timeout_s=_LOOK_S).get("/workers")
+            workers = replace(chosen, timeout_s=_LOOK_S).get("/workers")
         except ArealError:  # the key may not see them
             return
         healths = model_healths(GatewayAnswers((200, {}), (), workers))

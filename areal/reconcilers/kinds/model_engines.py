@@ -252,13 +252,13 @@ def find_server(pid: int | None, url: str | None, name: str) -> Server:
 
 def _models(url: str) -> list[str] | str:
     """Return the models that a server lists, or why it lists none."""
-    from areal.client.http import AdminClient
+    from areal.client.gateway import NoResponse, ServiceClient
 
     where = f"{url}/models" if url.endswith("/v1") else f"{url}/v1/models"
     try:
-        status, answer = AdminClient(url, timeout_s=_TIMEOUT_S).get(where.removeprefix(url))
-    except OSError as error:
-        return f"{where} does not answer ({error or type(error).__name__})"
+        status, answer = ServiceClient(url, timeout_s=_TIMEOUT_S).ask("GET", where.removeprefix(url))
+    except NoResponse as error:
+        return f"{where} does not answer ({error.why})"
     if status in (401, 403):
         return f"{where} wants a key ({status}): declare the model with external.apiKeyFrom instead"
     entries: Any = answer.get("data") if isinstance(answer, dict) else None

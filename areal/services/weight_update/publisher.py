@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from areal.client.http import AdminClient
+from areal.client.gateway import NoResponse, ServiceClient
 from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, TimedOut
 from areal.resources.addresses import is_loopback
@@ -221,14 +221,14 @@ class TrainerPair:
 
     def _post(self, path: str, body: dict[str, object], timeout_s: float) -> dict[str, object]:
         try:
-            status, answer = AdminClient(self.gateway, self.admin_key, timeout_s).post(path, body)
-        except TimeoutError as error:
-            raise TimedOut(
-                f"pair {self.name!r}: the weight-update gateway did not answer within {timeout_s:g} s"
-            ) from error
-        except OSError as error:
+            status, answer = ServiceClient(self.gateway, self.admin_key, timeout_s).ask("POST", path, body)
+        except NoResponse as error:
+            if error.is_late:
+                raise TimedOut(
+                    f"pair {self.name!r}: the weight-update gateway did not answer within {timeout_s:g} s"
+                ) from error
             raise WeightUpdateFailed(
-                f"pair {self.name!r}: the gateway at {self.gateway} does not answer: {error}"
+                f"pair {self.name!r}: the gateway at {self.gateway} does not answer: {error.why}"
             ) from error
         if status == 200 and isinstance(answer, dict):
             return answer

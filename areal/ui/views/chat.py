@@ -13,6 +13,7 @@ from typing import Any
 
 from areal.client.gateway import GatewayClient
 from areal.client.http import ChatClient, ChatDelta
+from areal.dataclasses import replace
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.resources.kinds import INFERENCE_SERVICE, Ref, check_name
 from areal.ui.context import ViewContext
@@ -143,7 +144,7 @@ def _session(client: GatewayClient, model: str, session: Any) -> tuple[str, str]
         return str(session), key
     if len(_keys) >= _MOST_SESSIONS:
         raise Conflict(f"this server has kept {_MOST_SESSIONS} sessions", hint="start `areal ui` again")
-    call = client._replace(timeout_s=_SESSION_S)
+    call = replace(client, timeout_s=_SESSION_S)
     body = {"task_id": "areal-ui", "model": model, "online": False}
     status, found = call.ask("POST", "/rl/start_session", body)
     (started,) = call.checked("POST", "/rl/start_session", status, found)["sessions"]

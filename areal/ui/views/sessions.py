@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from areal.client.gateway import GatewayClient, call_session, content_text, read_session, session_pages
+from areal.dataclasses import replace
 from areal.errors import ArealError, UsageFault
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, Ref, resolve_kind
@@ -64,7 +65,7 @@ def marks(view: ViewContext) -> Marks:
 
 def _services(view: ViewContext) -> list[dict[str, object]]:
     if view.remote is not None:
-        client = view.remote.client._replace(timeout_s=_CALL_S)
+        client = replace(view.remote.client, timeout_s=_CALL_S)
         kind = AGENT_SERVICE if client.ask("GET", "/v1/models")[0] == 404 else INFERENCE_SERVICE
         return [{"ref": f"{kind}/{REMOTE}", "kind": kind, "name": REMOTE, "address": client.url, "message": ""}]
     home = HomeView(view.home)
