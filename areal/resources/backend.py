@@ -305,19 +305,21 @@ _ONE_ONLY = {"stream-interval"}  # flags of vLLM and SGLang that must be 1
 def own_flags(program: str) -> dict[str, Flag]:
     """Return the flags of the embedded engine that ``engineArgs`` may set, or those of the data proxy that
     ``proxyArgs`` may set, from its configuration class."""
+    from areal.wire.fields import Range, hints_of, marks_of
     from areal.wire.processes import DataProxyConfig, EmbeddedEngineConfig
 
     config = DataProxyConfig if program == DATA_PROXY else EmbeddedEngineConfig
     flags = {}
     for name, kind in get_type_hints(config).items():
-        flag, metadata = name.replace("_", "-"), config.__dataclass_fields__[name].metadata
-        limits: dict[str, Any] = {each: metadata.get(each) for each in ("pattern", "least", "above")}
+        flag, pattern = name.replace("_", "-"), config.__dataclass_fields__[name].metadata.get("pattern")
+        allowed = next((mark for mark in marks_of(hints_of(config)[name]) if isinstance(mark, Range)), Range())
         if flag in _RESERVED_FLAGS[program]:
             continue
         if get_origin(kind) is Literal:
             flags[flag] = Flag(choices=get_args(kind))
         else:
-            flags[flag] = Flag(next(each for each in (kind, *get_args(kind)) if each in (int, float, str)), **limits)
+            scalar = next(each for each in (kind, *get_args(kind)) if each in (int, float, str))
+            flags[flag] = Flag(scalar, pattern=pattern, least=allowed.least, above=allowed.above)
     return flags
 
 

@@ -39,11 +39,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 from areal.dataclasses import dataclass, field
-from areal.wire.bodies import checked, idempotency_key, text
-from areal.wire.fields import bounded
+from areal.wire.bodies import IdempotencyKey, NonEmptyText
+from areal.wire.fields import Count, PositiveFloat, Range, Share, Valid
 
 LONGEST_KEY = 1024  # bytes of UTF-8
 EVENTS = "application/x-ndjson"
@@ -110,8 +110,7 @@ def is_session_key(key: str) -> bool:
 KEY_PROBLEM = f"must be 1 to {LONGEST_KEY} bytes of UTF-8 without control characters"
 
 
-def session_key(default: Any = ...) -> Any:
-    return checked(KEY_PROBLEM, is_session_key) if default is ... else checked(KEY_PROBLEM, is_session_key, default)
+SessionKey: TypeAlias = Annotated[str, Valid(KEY_PROBLEM, is_session_key)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +118,7 @@ class ModelAccess:
     """The model that an agent calls in one turn: ``base_url`` without ``/v1``, and the key of the session's RL session.
     An agent finds it in ``request.metadata["areal_inference"]``."""
 
-    base_url: str = text()
+    base_url: NonEmptyText
     api_key: str = field(repr=False)
     model: str | None = None
 
@@ -131,7 +130,7 @@ class StartAgentSession:
     the RL session of the caller (else the service's own, where it has one). ``reopen``: also accept the key of a
     session that has ended."""
 
-    api_key: str | None = session_key(None)
+    api_key: SessionKey | None = None
     model: str | None = None  # the agent service's name, by which the router knows its data proxies
     metadata: Mapping[str, object] = field(default_factory=dict)
     inference: ModelAccess | None = None
@@ -145,9 +144,9 @@ class TurnRequest:
     answered at its end, in one part where they are few."""
 
     message: str
-    run_id: str = text()
+    run_id: NonEmptyText
     queue_mode: QueueMode = "collect"
-    idempotency_key: str | None = idempotency_key()
+    idempotency_key: IdempotencyKey | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
     inference: ModelAccess | None = None  # from now on the session's
     stream: bool = True
@@ -158,8 +157,8 @@ class WorkerRun:
     """``POST /run`` of a worker. ``history``: OpenAI chat messages of the session's turns that are on disk."""
 
     message: str
-    session_key: str = session_key()
-    run_id: str = text()
+    session_key: SessionKey
+    run_id: NonEmptyText
     history: tuple[Mapping[str, object], ...] = ()
     queue_mode: QueueMode = "collect"
     metadata: Mapping[str, object] = field(default_factory=dict)
@@ -170,7 +169,7 @@ class RewardSession:
     """``POST /session/{key}/reward``: for the session's last model call, or the one that is named."""
 
     reward: float
-    interaction_id: str | None = text(None)
+    interaction_id: NonEmptyText | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +178,8 @@ class ExportSession:
     of the session's last model call, given first."""
 
     reward: float | None = None
-    trajectory_id: int | None = bounded(0, 2**63 - 1, None)
-    discount: float = field(default=1.0, metadata={"least": 0, "most": 1})
+    trajectory_id: Annotated[int, Range(0, 2**63 - 1)] | None = None
+    discount: Share = 1.0
     style: Literal["individual", "concat"] = "individual"
 
 
@@ -188,14 +187,14 @@ class ExportSession:
 class AcknowledgeExport:
     """``POST /session/{key}/export/ack``: the rows are safe with the caller, and the inference service deletes them."""
 
-    export_id: str = text()
+    export_id: NonEmptyText
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigureSessions:
     """``POST /configure`` of a data proxy: settings that change while it runs. Absent fields stay."""
 
-    idle_timeout: float | None = field(default=None, metadata={"above": 0})
-    turn_timeout: float | None = field(default=None, metadata={"above": 0})
-    max_concurrent: int | None = field(default=None, metadata={"least": 1})
-    health_period: float | None = field(default=None, metadata={"above": 0})
+    idle_timeout: PositiveFloat | None = None
+    turn_timeout: PositiveFloat | None = None
+    max_concurrent: Count | None = None
+    health_period: PositiveFloat | None = None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict
 from urllib.parse import urlsplit
 
 from areal.dataclasses import dataclass, field
-from areal.wire.fields import bounded
+from areal.wire.fields import Count, NonNegativeInt, Range, Share, Valid
 from areal.wire.routing import DEFAULT_READINESS, Readiness, Strategy, worker_base_url
 from areal.wire.sampling import WHOLE_RANGES
 
@@ -26,13 +25,11 @@ _LONGEST_LABEL = 200
 _SESSION_KEY = re.compile(r"[!-~]{8,512}")
 
 
-def checked(problem: str, valid: Callable[[Any], object], default: Any = MISSING) -> Any:
-    """Return a field whose value is refused with ``problem`` unless it is ``valid``."""
-    return field(default=default, metadata={"problem": problem, "valid": valid})
-
-
-def text(default: Any = MISSING) -> Any:
-    return checked("must be a text, not an empty one", lambda value: value != "" and "\0" not in value, default)
+NonEmptyText: TypeAlias = Annotated[
+    str, Valid("must be a text, not an empty one", lambda text: text != "" and "\0" not in text)
+]
+WeightVersion: TypeAlias = Annotated[int, Range(0, 2**63 - 1)]
+Seed: TypeAlias = Annotated[int, Range(*WHOLE_RANGES["seed"])]
 
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -45,8 +42,7 @@ def is_idempotency_key(key: str) -> bool:
     return 1 <= len(key) <= _LONGEST_IDEMPOTENCY_KEY and key.isprintable()
 
 
-def idempotency_key() -> Any:
-    return checked(IDEMPOTENCY_KEY_PROBLEM, is_idempotency_key, None)
+IdempotencyKey: TypeAlias = Annotated[str, Valid(IDEMPOTENCY_KEY_PROBLEM, is_idempotency_key)]
 
 
 # Weight updates: from trainers to their weight-update gateway.
@@ -62,32 +58,32 @@ def _is_http_url(text: str) -> bool:
     return parts.scheme == "http" and named and not more
 
 
-def http_url(default: Any = MISSING) -> Any:
-    return checked("must be an address like http://host:port", _is_http_url, default)
-
-
-def http_urls(default: Any = MISSING) -> Any:
-    valid = lambda urls: urls and all(map(_is_http_url, urls))  # noqa: E731
-    return checked("must be a list of addresses like http://host:port, not an empty one", valid, default)
+HttpUrl: TypeAlias = Annotated[str, Valid("must be an address like http://host:port", _is_http_url)]
+_ARE_URLS = Valid(
+    "must be a list of addresses like http://host:port, not an empty one",
+    lambda urls: urls and all(map(_is_http_url, urls)),
+)
+HttpUrls: TypeAlias = Annotated[tuple[str, ...], _ARE_URLS]
+_NAMES_PAIR = Valid("must be a text, not an empty one, without a slash", lambda name: name and "/" not in name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectTrainer:
     """The two sides of a pair. The inference side is a gateway and a ``model`` of it, or fixed workers."""
 
-    pair_name: str = checked("must be a text, not an empty one, without a slash", lambda name: name and "/" not in name)
+    pair_name: Annotated[str, _NAMES_PAIR]
     mode: Literal["disk", "shm", "xccl", "awex"] = "disk"
-    train_worker_urls: tuple[str, ...] = http_urls()
-    inference_worker_urls: tuple[str, ...] | None = http_urls(None)
-    inference_gateway_url: str | None = http_url(None)
+    train_worker_urls: HttpUrls
+    inference_worker_urls: HttpUrls | None = None
+    inference_gateway_url: HttpUrl | None = None
     model: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateWeights:
     pair_name: str
-    version: int = bounded(0, 2**63 - 1)
-    inference_gateway_url: str | None = http_url(None)
+    version: WeightVersion
+    inference_gateway_url: HttpUrl | None = None
 
 
 @dataclass(frozen=True)
@@ -111,14 +107,14 @@ class JoinPair:
     """A data proxy whose engine has started requests the published weights."""
 
     pair_name: str
-    worker_addr: str = http_url()
+    worker_addr: HttpUrl
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftWeights:
     """Weights that workers load if they start after the trainer has ended."""
 
-    path: str = text()
+    path: NonEmptyText
     version: int | None = None
 
 
@@ -138,7 +134,7 @@ class OfferWeights:
     """``world_size``: the trainer and its workers. ``group_form``: the form of the process group."""
 
     pair_name: str
-    world_size: int = bounded(2, 2**31 - 1)
+    world_size: Annotated[int, Range(2, 2**31 - 1)]
     group_form: str | None = None
 
 
@@ -147,25 +143,25 @@ class ConnectPair:
     """``gateway``: address of the weight-update gateway. ``offer``: the proof that both sides see one folder
     (``FolderOffer``), or the process group that ``rank`` joins (``GroupOffer``)."""
 
-    pair_name: str = text()
+    pair_name: NonEmptyText
     mode: Literal["disk", "shm", "xccl"]
     offer: Mapping[str, Any]
     rank: int | None = None
-    gateway: str | None = text(None)
+    gateway: NonEmptyText | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderOffer:
     """``mark`` is a file below ``root`` that holds ``word``."""
 
-    root: str = text()
-    mark: str = text()
-    word: str = text()
+    root: NonEmptyText
+    mark: NonEmptyText
+    word: NonEmptyText
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOffer:
-    host: str = text()
+    host: NonEmptyText
     port: Any = None  # the engine checks the rest
     world_size: Any = None
     backend: Any = None
@@ -199,8 +195,8 @@ class WeightOrder:
     """One version of a pair's weights. ``verify``: the engine only says whether it would refuse them. ``writer``: the
     job, or the folder of the run, that trained them."""
 
-    pair_name: str = text()
-    version: int = bounded(0, 2**63 - 1)
+    pair_name: NonEmptyText
+    version: WeightVersion
     source: WeightSource = field(default_factory=WeightSource)
     verify: bool = False
     gateway: str | None = None
@@ -209,7 +205,7 @@ class WeightOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderSource:
-    path: str = text()
+    path: NonEmptyText
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +217,7 @@ class CheckWeights:
 class DisconnectPair:
     """``left``: the trainer is done, and these weights remain (null: none)."""
 
-    pair_name: str = text()
+    pair_name: NonEmptyText
     gateway: str | None = None
     left: LeftWeights | Literal["unknown"] | None = "unknown"
 
@@ -240,7 +236,7 @@ class GenerateTokens:
     response_format: Mapping[str, Any] | None = None
     request_id: str | None = None
     stream: bool = False
-    stream_interval: int = field(default=1, metadata={"least": 1})
+    stream_interval: Count = 1
     seeds: tuple[int, ...] | None = None
     image_data: tuple[str, ...] = ()
 
@@ -248,7 +244,7 @@ class GenerateTokens:
 @dataclass(frozen=True, kw_only=True)
 class ScoreTokens:
     input_ids: Any
-    top_logprobs: int = bounded(*WHOLE_RANGES["top_logprobs"], 0)
+    top_logprobs: Annotated[int, Range(*WHOLE_RANGES["top_logprobs"])] = 0
     adapter: str | None = None
 
 
@@ -256,8 +252,8 @@ class ScoreTokens:
 class LoadWeights:
     """Serve the weights in the folder ``path``, or those that were ``staged`` as ``version``."""
 
-    path: str | None = text(None)
-    version: int | None = bounded(0, 2**63 - 1, None)
+    path: NonEmptyText | None = None
+    version: WeightVersion | None = None
     staged: bool = False
 
 
@@ -265,16 +261,16 @@ class LoadWeights:
 class StageWeights:
     """Stage the weights in the folder ``path``, or the tensors of ``layout`` that a process ``group`` broadcasts."""
 
-    path: str | None = text(None)
-    version: int = bounded(0, 2**63 - 1)
-    group: str | None = text(None)
+    path: NonEmptyText | None = None
+    version: WeightVersion
+    group: NonEmptyText | None = None
     layout: Any = None  # read where the tensors arrive
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinGroup:
-    name: str = text()
-    host: str = text()
+    name: NonEmptyText
+    host: NonEmptyText
     port: int
     rank: int
     world_size: int
@@ -282,21 +278,30 @@ class JoinGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaveGroup:
-    name: str = text()
+    name: NonEmptyText
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadAdapter:
-    name: str = text()
-    path: str = text()
+    name: NonEmptyText
+    path: NonEmptyText
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnloadAdapter:
-    name: str = text()
+    name: NonEmptyText
 
 
 # Sessions.
+
+_NAMES_TASK = Valid(
+    "must be a string of 1 to 256 printable characters", lambda task: 1 <= len(task) <= 256 and task.isprintable()
+)
+_IS_KEY = Valid("must be 8 to 512 printable ASCII characters without spaces", _SESSION_KEY.fullmatch)
+_ARE_SESSIONS = Valid(
+    f"must be different session ids, {MAX_EXPORTED} at most",
+    lambda ids: len(ids) <= MAX_EXPORTED and len(set(ids)) == len(ids),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,17 +311,13 @@ class StartSession:
     group, the prompt, and how often the session has sampled that prompt. ``default_seed``: the same, where the engine
     samples as fast with a seed."""
 
-    task_id: str = checked(
-        "must be a string of 1 to 256 printable characters", lambda task: 1 <= len(task) <= 256 and task.isprintable()
-    )
-    group_size: int = bounded(1, MAX_GROUP, 1)
-    api_key: str | None = checked(
-        "must be 8 to 512 printable ASCII characters without spaces", lambda key: _SESSION_KEY.fullmatch(key), None
-    )
+    task_id: Annotated[str, _NAMES_TASK]
+    group_size: Annotated[int, Range(1, MAX_GROUP)] = 1
+    api_key: Annotated[str, _IS_KEY] | None = None
     model: str | None = None
     online: bool = True
-    seed: int | None = bounded(*WHOLE_RANGES["seed"], None)
-    default_seed: int | None = bounded(*WHOLE_RANGES["seed"], None)
+    seed: Seed | None = None
+    default_seed: Seed | None = None
 
 
 LARGEST_F32 = 3.4028234663852886e38
@@ -359,14 +360,10 @@ class ExportTrajectories:
     first, to the last interaction of the one session that is named, whose trajectory is ready then. ``dry_run``: the
     answer tells whether it could be exported."""
 
-    session_ids: tuple[str, ...] = checked(
-        f"must be different session ids, {MAX_EXPORTED} at most",
-        lambda ids: len(ids) <= MAX_EXPORTED and len(set(ids)) == len(ids),
-        (),
-    )
+    session_ids: Annotated[tuple[str, ...], _ARE_SESSIONS] = ()
     group_id: str | None = None
-    trajectory_id: int | None = field(default=None, metadata={"least": 0})
-    discount: float = bounded(0, 1, 1.0)
+    trajectory_id: NonNegativeInt | None = None
+    discount: Share = 1.0
     style: Literal["individual", "concat"] = "individual"
     remove_session: bool = True
     format: Literal["json", "npz"] = "json"
@@ -376,6 +373,10 @@ class ExportTrajectories:
 
 # External models.
 
+_IS_EXTERNAL_KEY = Valid(
+    "has characters that no key has", lambda key: key.isascii() and key.isprintable() and " " not in key
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RegisterExternal:
@@ -384,9 +385,7 @@ class RegisterExternal:
     name: str | None = None
     model: str | None = None
     url: str | None = None
-    api_key: str | None = checked(
-        "has characters that no key has", lambda key: key.isascii() and key.isprintable() and " " not in key, None
-    )
+    api_key: Annotated[str, _IS_EXTERNAL_KEY] | None = None
     api: Literal["openai", "anthropic"] = "openai"
     allow_private: bool = False
     dry_run: bool = False
@@ -402,7 +401,7 @@ class RegisterExternal:
 class SetVersion:
     """``version`` of the weights that sample next. It only grows, unless ``force`` sets it back."""
 
-    version: int = bounded(0, 2**63 - 1)
+    version: WeightVersion
     force: bool = False
 
     def conflict(self, served: int | None, where: str) -> str | None:
@@ -415,18 +414,6 @@ class SetVersion:
 # The router's control routes.
 
 
-def model_name(default: Any = MISSING) -> Any:
-    return checked(_NOT_ALLOWED, _MODEL_NAME.fullmatch, default)
-
-
-def worker_id(default: Any = MISSING) -> Any:
-    return checked(_NOT_ALLOWED, _WORKER_ID.fullmatch, default)
-
-
-def worker_addr(default: Any = MISSING) -> Any:
-    return checked(f"must be {_ADDRESS}", _is_address, default)
-
-
 def _is_address(text: str) -> bool:
     try:
         return bool(worker_base_url(text))
@@ -434,9 +421,19 @@ def _is_address(text: str) -> bool:
         return False
 
 
+ModelName: TypeAlias = Annotated[str, Valid(_NOT_ALLOWED, _MODEL_NAME.fullmatch)]
+WorkerId: TypeAlias = Annotated[str, Valid(_NOT_ALLOWED, _WORKER_ID.fullmatch)]
+WorkerAddress: TypeAlias = Annotated[str, Valid(f"must be {_ADDRESS}", _is_address)]
+_ARE_ADDRESSES = Valid(f"must be a list of addresses, each {_ADDRESS}", lambda addrs: all(map(_is_address, addrs)))
+_DIFFER = Valid(
+    "has two workers with the same worker_id",
+    lambda workers: len({worker.worker_id for worker in workers}) == len(workers),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _AddressedWorker:
-    worker_addr: str = worker_addr()
+    worker_addr: WorkerAddress
 
     @cached_property
     def addr(self) -> str:
@@ -445,8 +442,8 @@ class _AddressedWorker:
 
 @dataclass(frozen=True, kw_only=True)
 class RegisterWorker(_AddressedWorker):
-    worker_id: str | None = worker_id(None)
-    model: str | None = model_name(None)
+    worker_id: WorkerId | None = None
+    model: ModelName | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,9 +451,9 @@ class RenewLease(_AddressedWorker):
     """A data proxy's registration, sent with its /ready report. ``expected``, ``external`` and ``readiness`` count
     until somebody declares the model. ``held``: it gets no calls until it is declared."""
 
-    worker_id: str = worker_id()
-    model: str = model_name()
-    expected: int = field(default=1, metadata={"least": 1})
+    worker_id: WorkerId
+    model: ModelName
+    expected: Count = 1
     external: bool = False
     readiness: Readiness = DEFAULT_READINESS
     held: bool = False
@@ -466,7 +463,7 @@ class RenewLease(_AddressedWorker):
 class ModelWorker(_AddressedWorker):
     """``cordoned``: it gets nothing new."""
 
-    worker_id: str = worker_id()
+    worker_id: WorkerId
     cordoned: bool = False
 
 
@@ -474,12 +471,9 @@ class ModelWorker(_AddressedWorker):
 class RegisterModel:
     """``workers`` are all that the model has. ``expected``: how many of them have to be known before it is served."""
 
-    model: str = model_name()
-    workers: tuple[ModelWorker, ...] = checked(
-        "has two workers with the same worker_id",
-        lambda workers: len({worker.worker_id for worker in workers}) == len(workers),
-    )
-    expected: int | None = field(default=None, metadata={"least": 0})
+    model: ModelName
+    workers: Annotated[tuple[ModelWorker, ...], _DIFFER]
+    expected: NonNegativeInt | None = None
     external: bool = False
     readiness: Readiness | None = None
 
@@ -489,10 +483,8 @@ class PublishModel:
     """At the gateway: data proxies that already run serve ``model``. With a ``url`` they first register that external
     API, whose name for the model is ``provider_model``."""
 
-    model: str = text()
-    data_proxy_addrs: tuple[str, ...] = checked(
-        f"must be a list of addresses, each {_ADDRESS}", lambda addrs: all(map(_is_address, addrs)), ()
-    )
+    model: NonEmptyText
+    data_proxy_addrs: Annotated[tuple[str, ...], _ARE_ADDRESSES] = ()
     url: str | None = None
     api_key: str | None = None
     provider_model: str | None = None
@@ -520,23 +512,23 @@ class PublishModel:
 
 @dataclass(frozen=True, kw_only=True)
 class NameModel:
-    model: str = text()
+    model: NonEmptyText
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoveModel:
     """Names the model by ``model``, or by ``name``."""
 
-    model: str | None = model_name(None)
-    name: str | None = model_name(None)
+    model: ModelName | None = None
+    name: ModelName | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class NameWorker:
     """Names a worker by its id or its address. ``stopping``: the worker goes away after it has drained."""
 
-    worker_id: str | None = worker_id(None)
-    worker_addr: str | None = worker_addr(None)
+    worker_id: WorkerId | None = None
+    worker_addr: WorkerAddress | None = None
     stopping: bool = False
 
 
@@ -547,7 +539,7 @@ class RouteCall:
     session_id: str | None = None
     api_key: str | None = None
     api_key_digest: str | None = None
-    model: str | None = model_name(None)
+    model: ModelName | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -563,6 +555,12 @@ def is_target(text: str) -> bool:
     return match is not None and int(match[2]) <= 65535
 
 
+_ARE_LABELS = Valid(
+    "must be texts, each named as Prometheus names labels",
+    lambda labels: all(_LABEL.fullmatch(name) and len(text) <= _LONGEST_LABEL for name, text in labels.items()),
+)
+
+
 def scrape_target(url: str, job: str, **labels: str | None) -> dict[str, object]:
     """Return the service at ``url``, which has /metrics, as an entry of Prometheus' HTTP service discovery."""
     known = {name: value for name, value in labels.items() if value}
@@ -573,10 +571,6 @@ def scrape_target(url: str, job: str, **labels: str | None) -> dict[str, object]
 class RegisterTarget:
     """A target for Prometheus to scrape, kept for ``ttl_seconds``; 0 removes it."""
 
-    target: str = checked("must be host:port", is_target)
-    labels: Mapping[str, str] | None = checked(
-        "must be texts, each named as Prometheus names labels",
-        lambda labels: all(_LABEL.fullmatch(name) and len(text) <= _LONGEST_LABEL for name, text in labels.items()),
-        None,
-    )
-    ttl_seconds: float = bounded(0, 3600, 60.0)
+    target: Annotated[str, Valid("must be host:port", is_target)]
+    labels: Annotated[Mapping[str, str], _ARE_LABELS] | None = None
+    ttl_seconds: Annotated[float, Range(0, 3600)] = 60.0

@@ -2,9 +2,8 @@
 refused.
 
 ``read_fields`` reads data from other processes strictly: an int is accepted as a float, and nothing else is converted.
-The metadata of a field may limit its value: ``above`` (exclusive), ``least`` and ``most`` (inclusive), or ``valid``, a
-predicate, with the ``problem`` for its error. The same ``Reader`` reads drivers' configurations, with the scalars of
-YAML (``areal.api.config.fields``).
+Marks of a type limit its values: ``Annotated[int, Range(1, 9)]``, ``Annotated[str, Valid(PROBLEM, str.isprintable)]``.
+The same ``Reader`` reads drivers' configurations, with YAML's scalars and more marks (``areal.api.config.fields``).
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, field, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from reprlib import repr as short
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from areal.dataclasses import dataclass
+from areal.dataclasses import dataclass, field
 from areal.errors import FieldError, did_you_mean
 
 T = TypeVar("T")
@@ -51,8 +50,20 @@ class Range:
         return "must be " + " and ".join(f"{word} {value:.12g}" for word, value in bounds if value is not None)
 
 
-def bounded(least: float, most: float, default: Any = MISSING) -> Any:
-    return field(default=default, metadata={"least": least, "most": most})
+@dataclass(frozen=True)
+class Valid:
+    """Values for which ``test`` holds; others are refused with ``problem``."""
+
+    problem: str
+    test: Callable[[Any], object]
+
+
+NonNegativeInt: TypeAlias = Annotated[int, Range(0)]
+NonNegativeFloat: TypeAlias = Annotated[float, Range(0)]
+PositiveInt: TypeAlias = Annotated[int, Range(above=0)]
+PositiveFloat: TypeAlias = Annotated[float, Range(above=0)]
+Count: TypeAlias = Annotated[int, Range(1)]
+Share: TypeAlias = Annotated[float, Range(0, 1)]
 
 
 @cache
@@ -72,20 +83,19 @@ def read_fields(cls: type[T], data: object, path: str = "", *, lenient: bool = F
     unknown fields are ignored, and null means the default, as in the body of a request. Raises FieldError."""
     if not isinstance(data, Mapping):
         raise FieldError(path, "must be an object")
-    prefix, kinds = f"{path}." if path else "", hints_of(cls)  # type: ignore[arg-type]  # a class is hashable
-    if not lenient and (unknown := [name for name in data if name not in kinds]):
-        raise FieldError(f"{prefix}{unknown[0]}", f"is not a known field: {', '.join(kinds)}")
+    prefix, known = f"{path}." if path else "", _declared(cls)  # type: ignore[arg-type]  # a class is hashable
+    if not lenient and (unknown := [name for name in data if name not in known]):
+        raise FieldError(f"{prefix}{unknown[0]}", f"is not a known field: {', '.join(known)}")
     values = {}
-    for name, each in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
+    for name, each in known.items():
         value = data.get(name, MISSING)
-        if value is None and lenient and NoneType not in _unconverted_types(kinds[name]) and kinds[name] is not Any:
+        if value is None and lenient and not each.is_nullable:
             value = MISSING
         if value is not MISSING:
-            is_plain = type(value) in _unconverted_types(kinds[name])
-            values[name] = value if is_plain else _read(kinds[name], value, prefix + name)
-            if each.metadata:
-                _check_bounds(each, values[name], prefix + name)
-        elif each.default is MISSING and each.default_factory is MISSING:
+            values[name] = value if type(value) in each.plain else _read(each.hint, value, prefix + name)
+            if each.marks and values[name] is not None:
+                _check(each.marks, values[name], prefix + name)
+        elif each.is_required:
             raise FieldError(prefix + name, "is required", is_missing=True)
     return cls(**values)
 
@@ -110,6 +120,37 @@ def _unconverted_types(hint: Any) -> frozenset[type[Any]]:
     if origin in (Union, types.UnionType):
         return frozenset().union(*map(_unconverted_types, arguments))
     return frozenset((kind,)) if kind in (bool, int, str, NoneType) else frozenset()
+
+
+class _Declared(NamedTuple):
+    """A field. ``plain``: types whose values are accepted unchanged, if their ``marks`` allow them."""
+
+    hint: Any
+    plain: frozenset[type[Any]]
+    marks: tuple[Range | Valid, ...]
+    is_nullable: bool
+    is_required: bool
+
+
+@cache
+def _declared(cls: type[Any]) -> dict[str, _Declared]:
+    """Return the fields of a dataclass in order."""
+    found = {}
+    for each in fields(cls):
+        hint = hints_of(cls)[each.name]  # type: ignore[arg-type]  # a class is hashable
+        plain = _unconverted_types(hint)
+        is_required = default_of(each) is MISSING
+        found[each.name] = _Declared(hint, plain, marks_of(hint), hint is Any or NoneType in plain, is_required)
+    return found
+
+
+def marks_of(hint: Any) -> tuple[Range | Valid, ...]:
+    """Return the limits of the values of a type, and of the types of a union."""
+    own = hint.__metadata__ if get_origin(hint) is Annotated else ()
+    _, origin, arguments = _parts(hint)
+    options = arguments if origin in (Union, types.UnionType) else ()
+    limits = (mark for mark in own if isinstance(mark, Range | Valid))
+    return (*limits, *(mark for option in options for mark in marks_of(option)))
 
 
 BAD: Any = object()
@@ -290,16 +331,10 @@ def _read(kind: Any, value: object, path: str) -> Any:
     return converted
 
 
-@cache
-def _range_of(field: Field[Any]) -> Range:
-    bounds = field.metadata
-    return Range(bounds.get("least"), bounds.get("most"), bounds.get("above"))
-
-
-def _check_bounds(field: Field[Any], value: Any, path: str) -> None:
-    if value is None:
-        return
-    if not (allowed := _range_of(field)).has(value):
-        raise FieldError(path, f"{allowed}, not {value}")
-    if "valid" in field.metadata and not field.metadata["valid"](value):
-        raise FieldError(path, field.metadata["problem"])
+def _check(marks: tuple[Range | Valid, ...], value: Any, path: str) -> None:
+    for mark in marks:
+        if isinstance(mark, Valid):
+            if not mark.test(value):
+                raise FieldError(path, mark.problem)
+        elif not mark.has(value):
+            raise FieldError(path, f"{mark}, not {value}")

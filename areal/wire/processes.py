@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from areal.dataclasses import dataclass, field
+from areal.wire.fields import Count, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from areal.wire.routing import DEFAULT_READINESS, GatewayLimits, Readiness, Strategy
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-def option(default: Any, help: str | None = None, **limits: float | str) -> Any:
-    """Return a field with a default. Without ``help`` its flag is not shown. ``limits``: ``above``, ``least``, or
-    ``pattern``, which manifests check."""
-    return field(default=default, metadata={"help": help, **limits})
+def option(default: Any, help: str | None = None, pattern: str | None = None) -> Any:
+    """Return a field with a default. Without ``help`` its flag is not shown. Manifests check ``pattern``."""
+    return field(default=default, metadata={"help": help, "pattern": pattern})
 
 
 def required(help: str) -> Any:
@@ -30,10 +30,10 @@ class ServeConfig:
     """The address and key of a service."""
 
     host: str = option("127.0.0.1", "address to listen on (default: loopback)")
-    port: int = option(0, "0 takes a free one", least=0)
+    port: NonNegativeInt = option(0, "0 takes a free one")
     admin_key_file: str | None = option(None, "file (0600) with the admin key")
     log_level: LogLevel = option("info", "debug, info, warning or error")
-    drain_timeout: float = option(600.0, "seconds running requests get at SIGTERM", least=0)
+    drain_timeout: NonNegativeFloat = option(600.0, "seconds running requests get at SIGTERM")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,10 @@ class FollowerConfig(ServeConfig):
     """A gateway, which follows a router. The limits hold until the router's table says otherwise."""
 
     router_url: str = required("address of the router")
-    max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body, or WebSocket frame", least=0)
-    request_timeout: float = option(GatewayLimits.request_timeout_seconds, "seconds without progress", least=0)
-    max_queued_requests: int = option(
-        GatewayLimits.max_queued_requests, "requests that may wait for a worker, in each process", least=0
+    max_body_bytes: NonNegativeInt = option(GatewayLimits.max_body_bytes, "longest request body, or WebSocket frame")
+    request_timeout: NonNegativeFloat = option(GatewayLimits.request_timeout_seconds, "seconds without progress")
+    max_queued_requests: NonNegativeInt = option(
+        GatewayLimits.max_queued_requests, "requests that may wait for a worker, in each process"
     )
 
     @property
@@ -54,17 +54,17 @@ class FollowerConfig(ServeConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig(FollowerConfig):
-    port: int = option(8080, "0 takes a free one", least=0)
-    relays: int = option(1, "relay processes on the one port", least=1)
+    port: NonNegativeInt = option(8080, "0 takes a free one")
+    relays: Count = option(1, "relay processes on the one port")
     relay_index: int | None = option(None)  # set by the supervisor on its children
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig(ServeConfig):
-    port: int = option(8081, "0 takes a free one", least=0)
-    drain_timeout: float = option(30.0, "seconds running requests get at SIGTERM", least=0)
+    port: NonNegativeInt = option(8081, "0 takes a free one")
+    drain_timeout: NonNegativeFloat = option(30.0, "seconds running requests get at SIGTERM")
     strategy: Strategy = option("auto", "how a worker is picked: auto, round_robin, least_loaded or prefix")
-    health_period: float = option(1.0, "seconds between two probes of a worker, where its model does not say", above=0)
+    health_period: PositiveFloat = option(1.0, "seconds between two probes of a worker, where its model does not say")
     state_file: str | None = option(None, "where what was declared is kept, and data proxies find the router")
 
 
@@ -76,8 +76,8 @@ WEIGHT_HISTORY_FILE = "weight_updates.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class WeightUpdateConfig(ServeConfig):
-    port: int = option(7080, "0 takes a free one", least=0)
-    drain_timeout: float = option(60.0, "seconds running requests get at SIGTERM", least=0)
+    port: NonNegativeInt = option(7080, "0 takes a free one")
+    drain_timeout: NonNegativeFloat = option(60.0, "seconds running requests get at SIGTERM")
     discovery_file: str | None = option(None, "written with the address once the service listens, removed at exit")
     writer: str | None = option(None, "the job, or the folder of the run, whose weights these are")
 
@@ -86,7 +86,7 @@ class WeightUpdateConfig(ServeConfig):
 class EmbeddedEngineConfig(ServeConfig):
     """``None`` and ``auto`` are resolved once the model and the machine are known."""
 
-    port: int = option(8083, "0 takes a free one", least=0)
+    port: NonNegativeInt = option(8083, "0 takes a free one")
     model_path: str = required("folder with config.json and safetensors, or a hub's id")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "of weights and KV cache (auto: the model's, or float32 on a CPU that computes that faster)"
@@ -94,11 +94,11 @@ class EmbeddedEngineConfig(ServeConfig):
     device: str = option(
         "auto", "cpu, cuda, cuda:1 (auto: cuda when there is one)", pattern="auto|cpu|cuda(?::[0-9]{1,3})?"
     )
-    max_batch_size: int = option(64, "sequences computed together", above=0)
-    max_model_len: int | None = option(None, "tokens of prompt and answer together (the model's)", above=0)
-    prefill_tokens: int = option(2048, "prompt tokens of one step", above=0)
-    kv_memory_gib: float | None = option(None, "bound of the KV cache (a share of free memory)", above=0)
-    threads: int | None = option(None, "CPU threads of one operation (OMP_NUM_THREADS, or half the CPUs)", above=0)
+    max_batch_size: PositiveInt = option(64, "sequences computed together")
+    max_model_len: PositiveInt | None = option(None, "tokens of prompt and answer together (the model's)")
+    prefill_tokens: PositiveInt = option(2048, "prompt tokens of one step")
+    kv_memory_gib: PositiveFloat | None = option(None, "bound of the KV cache (a share of free memory)")
+    threads: PositiveInt | None = option(None, "CPU threads of one operation (OMP_NUM_THREADS, or half the CPUs)")
     lora: tuple[str, ...] = option((), "LoRA adapters in PEFT's format, NAME=FOLDER each")
 
 
@@ -119,19 +119,19 @@ class RegistrationConfig:
 class Retention:
     """Retention times of a model's journals."""
 
-    reward_finish_timeout: float = option(0.0, "seconds from the last reward to the end of its trajectory", least=0)
-    export_retention: float = option(600.0, "seconds that an export stays repeatable", least=0)
-    visibility_timeout: float = option(60.0, "seconds until a lease that is not acknowledged is given again", least=0)
-    session_ttl: float = option(3600.0, "seconds until an idle, unrewarded session ends", least=0)
-    ready_ttl: float = option(86400.0, "seconds until a ready trajectory that is not fetched is dropped", least=0)
-    hitl_turns: int = option(256, least=1)  # unrewarded turns of the human in the loop before a new trajectory opens
+    reward_finish_timeout: NonNegativeFloat = option(0.0, "seconds from the last reward to the end of its trajectory")
+    export_retention: NonNegativeFloat = option(600.0, "seconds that an export stays repeatable")
+    visibility_timeout: NonNegativeFloat = option(60.0, "seconds until a lease that is not acknowledged is given again")
+    session_ttl: NonNegativeFloat = option(3600.0, "seconds until an idle, unrewarded session ends")
+    ready_ttl: NonNegativeFloat = option(86400.0, "seconds until a ready trajectory that is not fetched is dropped")
+    hitl_turns: Count = option(256)  # unrewarded turns of the human in the loop before a new trajectory opens
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataProxyConfig(ServeConfig, Retention):
     """``state_dir``: the store of the model's journals."""
 
-    port: int = option(8082, "0 takes a free one", least=0)
+    port: NonNegativeInt = option(8082, "0 takes a free one")
     model: str = required("the name under which callers know the model")
     engine: Literal["embedded", "sglang", "vllm", "external"] = required("the kind of engine")
     engine_url: str = required("for external: the API's base URL, with its /v1")
@@ -146,13 +146,13 @@ class DataProxyConfig(ServeConfig, Retention):
     chat_template: str | None = option(None, "file with a chat template, instead of the tokenizer folder's")
     tool_call_parser: str | None = option(None, "format of tool calls (default: as the template shows; none)")
     reasoning_parser: str | None = option(None, "format of reasoning (default: it stays content)")
-    max_model_len: int | None = option(None, "context in tokens, where the engine does not report it", least=1)
-    max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body", least=0)
-    request_timeout: float = option(GatewayLimits.request_timeout_seconds, "seconds without progress", above=0)
-    tokenizer_threads: int = option(2, "threads that render and encode long prompts", least=1)
+    max_model_len: Count | None = option(None, "context in tokens, where the engine does not report it")
+    max_body_bytes: NonNegativeInt = option(GatewayLimits.max_body_bytes, "longest request body")
+    request_timeout: PositiveFloat = option(GatewayLimits.request_timeout_seconds, "seconds without progress")
+    tokenizer_threads: Count = option(2, "threads that render and encode long prompts")
     registration: RegistrationConfig | None = option(None, "JSON: how it registers at its router (default: not at all)")
     state_dir: str | None = option(None, "folder of this model's journals; without it no sessions")
-    adopt_after: float = option(5.0, "take over a journal free for so long", least=0)
+    adopt_after: NonNegativeFloat = option(5.0, "take over a journal free for so long")
 
 
 # Agent services. Their router is the inference service's: the agent service is the one "model" that it knows.
@@ -170,7 +170,7 @@ class InferenceAccess:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentGatewayConfig(FollowerConfig):
-    port: int = option(8090, "0 takes a free one", least=0)
+    port: NonNegativeInt = option(8090, "0 takes a free one")
     service: str = option("default", "name of the agent service, as its data proxies register it")
     inference: tuple[InferenceAccess, ...] = option((), "JSON: inference services whose sessions callers may bring")
 
@@ -179,17 +179,17 @@ class AgentGatewayConfig(FollowerConfig):
 class AgentDataProxyConfig(ServeConfig):
     """One pair's keeper of sessions. ``inference`` None: the agent brings its own model."""
 
-    port: int = option(9100, "0 takes a free one", least=0)
+    port: NonNegativeInt = option(9100, "0 takes a free one")
     service: str = option("default", "name of the agent service")
     worker_url: str = required("address of the pair's worker")
     state_dir: str = required("folder of the service's journals")
     registration: RegistrationConfig | None = option(None, "JSON: how it registers at its router (default: not at all)")
-    adopt_after: float = option(5.0, "take over a journal free for so long", least=0)
-    idle_timeout: float = option(1800.0, "seconds until a session without a turn is closed", above=0)
-    max_concurrent: int = option(64, "turns that run at once; further ones wait", least=1)
-    health_period: float = option(5.0, "seconds between two probes of the worker", above=0)
-    turn_timeout: float = option(GatewayLimits.request_timeout_seconds, "seconds without an event of a turn", above=0)
-    max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body", least=0)
+    adopt_after: NonNegativeFloat = option(5.0, "take over a journal free for so long")
+    idle_timeout: PositiveFloat = option(1800.0, "seconds until a session without a turn is closed")
+    max_concurrent: Count = option(64, "turns that run at once; further ones wait")
+    health_period: PositiveFloat = option(5.0, "seconds between two probes of the worker")
+    turn_timeout: PositiveFloat = option(GatewayLimits.request_timeout_seconds, "seconds without an event of a turn")
+    max_body_bytes: NonNegativeInt = option(GatewayLimits.max_body_bytes, "longest request body")
     inference: InferenceAccess | None = option(None, "JSON: where sessions are recorded (default: nowhere)")
 
 
@@ -198,11 +198,11 @@ class AgentWorkerConfig(ServeConfig):
     """Has one of ``agent`` and ``command``. ``tools``: MCP servers, each ``{"mcp": {"command": [...]}}`` or ``{"mcp":
     {"url": "http..."}}``."""
 
-    port: int = option(9000, "0 takes a free one", least=0)
+    port: NonNegativeInt = option(9000, "0 takes a free one")
     agent: str | None = option(None, "the agent, module:Name")
     kwargs: Mapping[str, Any] | None = option(None, "JSON: keyword arguments of the agent's class")
     command: tuple[str, ...] = option((), "JSON: a program that answers a turn, and its arguments")
     tools: tuple[Mapping[str, Any], ...] = option((), "JSON: MCP servers whose tools the agent gets")
     import_path: tuple[str, ...] = option((), "JSON: folders of the agent's modules")
-    connect_timeout: float = option(60.0, "seconds to connect each MCP server and list its tools", above=0)
-    max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body", least=0)
+    connect_timeout: PositiveFloat = option(60.0, "seconds to connect each MCP server and list its tools")
+    max_body_bytes: NonNegativeInt = option(GatewayLimits.max_body_bytes, "longest request body")

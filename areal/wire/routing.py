@@ -9,11 +9,11 @@ only not have heard of yet.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from areal.dataclasses import asdict, dataclass, field, replace
-from areal.wire.fields import read_fields
+from areal.wire.fields import NonNegativeFloat, NonNegativeInt, Range, read_fields
 
 READY = "ready"
 CORDONED = "cordoned"  # nothing new, but the calls of the sessions that it has
@@ -39,19 +39,16 @@ def worker_base_url(text: str) -> str:
 class GatewayLimits:
     """Bounds on model calls; all of them change while running."""
 
-    max_body_bytes: int = field(default=32 * 1024 * 1024, metadata={"least": 0})
-    request_timeout_seconds: float = field(default=600.0, metadata={"least": 0})  # without progress, not in all
-    max_queued_requests: int = field(
-        default=10_000, metadata={"least": 0}
-    )  # calls that wait for a worker, in one relay process
+    max_body_bytes: NonNegativeInt = 32 * 1024 * 1024
+    request_timeout_seconds: NonNegativeFloat = 600.0  # without progress, not in all
+    max_queued_requests: NonNegativeInt = 10_000  # calls that wait for a worker, in one relay process
 
     def updated(self, given: Mapping[str, float]) -> GatewayLimits:
         """Return these limits with ``given`` on top. Raises FieldError."""
         return read_fields(GatewayLimits, {**vars(self), **given}, "limits")
 
 
-def _positive(default: float) -> Any:
-    return field(default=default, metadata={"above": 0, "most": 1e9})
+_MODERATE = Range(above=0, most=1e9)
 
 
 @dataclass(frozen=True)
@@ -59,10 +56,10 @@ class Readiness:
     """Probe settings of a model's workers: the period, the time for an answer, how many failures in a row are a death
     and how many answers in a row a recovery."""
 
-    period_seconds: float = _positive(1.0)
-    timeout_seconds: float = _positive(2.0)
-    failure_threshold: int = _positive(3)
-    success_threshold: int = _positive(2)
+    period_seconds: Annotated[float, _MODERATE] = 1.0
+    timeout_seconds: Annotated[float, _MODERATE] = 2.0
+    failure_threshold: Annotated[int, _MODERATE] = 3
+    success_threshold: Annotated[int, _MODERATE] = 2
 
 
 DEFAULT_READINESS = Readiness()

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Annotated, Any
 
 from areal.dataclasses import dataclass, field, fields, replace
 from areal.errors import FieldError
-from areal.wire.fields import bounded, read_fields
+from areal.wire.fields import Range, Valid, read_fields
 
 GREEDY_BELOW = 1e-5  # a lower temperature is greedy, recorded as 0: its inverse overflows logits
 MAX_CHOICES = 128
@@ -41,6 +41,8 @@ WHOLE_RANGES = {
     "n": (1, MAX_CHOICES),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
 }
+_RANGES = {name: Range(*ends) for name, ends in (REAL_RANGES | WHOLE_RANGES).items()}
+_BIAS = Valid("must have numbers from -100 to 100", lambda bias: all(-100 <= each <= 100 for each in bias.values()))
 
 
 @dataclass(frozen=True)
@@ -51,27 +53,21 @@ class SamplingParams:
     Filters apply after temperature, in the order top-k, top-p, min-p. Penalties and ``logit_bias`` come before it:
     presence and frequency look at generated tokens, repetition at prompt and output (arXiv:1909.05858)."""
 
-    max_new_tokens: int | None = bounded(*WHOLE_RANGES["max_new_tokens"], None)  # None: as many as there is room for
-    min_new_tokens: int = bounded(*WHOLE_RANGES["min_new_tokens"], 0)  # until then no stop token can be sampled
-    temperature: float = bounded(*REAL_RANGES["temperature"], 1.0)
-    top_p: float = bounded(*REAL_RANGES["top_p"], 1.0)
-    top_k: int = bounded(*WHOLE_RANGES["top_k"], 0)
-    min_p: float = bounded(*REAL_RANGES["min_p"], 0.0)
-    seed: int | None = bounded(*WHOLE_RANGES["seed"], None)
-    presence_penalty: float = bounded(*REAL_RANGES["presence_penalty"], 0.0)
-    frequency_penalty: float = bounded(*REAL_RANGES["frequency_penalty"], 0.0)
-    repetition_penalty: float = bounded(*REAL_RANGES["repetition_penalty"], 1.0)
-    logit_bias: Mapping[int, float] = field(
-        default_factory=dict,
-        metadata={
-            "valid": lambda bias: all(-100 <= each <= 100 for each in bias.values()),
-            "problem": "must have numbers from -100 to 100",
-        },
-    )
+    max_new_tokens: Annotated[int, _RANGES["max_new_tokens"]] | None = None  # None: as many as there is room for
+    min_new_tokens: Annotated[int, _RANGES["min_new_tokens"]] = 0  # until then no stop token can be sampled
+    temperature: Annotated[float, _RANGES["temperature"]] = 1.0
+    top_p: Annotated[float, _RANGES["top_p"]] = 1.0
+    top_k: Annotated[int, _RANGES["top_k"]] = 0
+    min_p: Annotated[float, _RANGES["min_p"]] = 0.0
+    seed: Annotated[int, _RANGES["seed"]] | None = None
+    presence_penalty: Annotated[float, _RANGES["presence_penalty"]] = 0.0
+    frequency_penalty: Annotated[float, _RANGES["frequency_penalty"]] = 0.0
+    repetition_penalty: Annotated[float, _RANGES["repetition_penalty"]] = 1.0
+    logit_bias: Annotated[Mapping[int, float], _BIAS] = field(default_factory=dict)
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False  # the model's own end tokens do not stop; stop_token_ids still do
-    n: int = bounded(*WHOLE_RANGES["n"], 1)
-    top_logprobs: int = bounded(*WHOLE_RANGES["top_logprobs"], 0)
+    n: Annotated[int, _RANGES["n"]] = 1
+    top_logprobs: Annotated[int, _RANGES["top_logprobs"]] = 0
 
     def changed(self) -> dict[str, Any]:
         """Return the fields that differ from the defaults; only these are sent."""

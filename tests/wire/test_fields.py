@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from areal.errors import FieldError
-from areal.wire.fields import read_fields, write_fields
+from areal.wire.fields import Count, PositiveFloat, read_fields, write_fields
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Whole:
-    count: int = field(metadata={"least": 1})
-    seconds: float = field(default=1.0, metadata={"above": 0})
+    count: Count
+    seconds: PositiveFloat = 1.0
     kind: Literal["a", "b"] = "a"
     exact: bool = False
     file: str | None = None

@@ -51,7 +51,7 @@ from areal.services.http.process import ServeOptions
 from areal.services.http.service import Handler, Service, json_response
 from areal.services.inference.gateway.routing import LiveTable
 from areal.services.inference.gateway.sessions import gateway_parts
-from areal.wire.agents import SESSION_KEY_HEADER, StartAgentSession, TurnRequest, session_key
+from areal.wire.agents import SESSION_KEY_HEADER, SessionKey, StartAgentSession, TurnRequest
 from areal.wire.bodies import IDEMPOTENCY_KEY
 from areal.wire.processes import AgentGatewayConfig
 
@@ -69,7 +69,7 @@ _NEUTRAL = {"function_call": ("auto", "none")}
 @dataclass(frozen=True, kw_only=True)
 class _Common:
     model: str | None = None
-    user: str | None = session_key(None)
+    user: SessionKey | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
     stream: bool = False
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 import orjson
@@ -41,10 +41,11 @@ from areal.wire.agents import (
     ExportSession,
     ModelAccess,
     RewardSession,
+    SessionKey,
     StartAgentSession,
     is_session_key,
-    session_key,
 )
+from areal.wire.fields import Valid
 from areal.wire.processes import InferenceAccess
 from areal.wire.routing import NO_REPLICAS
 
@@ -106,8 +107,8 @@ class Routing:
 
     inf_base_url: str | None = None
     inf_model: str | None = None
-    session_api_key: str | None = field(
-        default=None, repr=False, metadata={"problem": "must be printable characters", "valid": str.isprintable}
+    session_api_key: Annotated[str, Valid("must be printable characters", str.isprintable)] | None = field(
+        default=None, repr=False
     )
 
 
@@ -253,13 +254,13 @@ def _base(url: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _NewSession:
-    session_key: str | None = session_key(None)
+    session_key: SessionKey | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _NamedSession:
-    session_key: str = session_key()
+    session_key: SessionKey
 
 
 @dataclass(eq=False)

@@ -37,8 +37,8 @@ from areal.services.http.messages import Request, Response, body_as, decode_obje
 from areal.services.http.service import Service
 from areal.services.http.websocket import GOING_AWAY, WebSocket, accept
 from areal.services.inference.gateway.routing import LiveTable
-from areal.wire.agents import QueueMode, StartAgentSession, TurnRequest, session_key
-from areal.wire.bodies import idempotency_key
+from areal.wire.agents import QueueMode, SessionKey, StartAgentSession, TurnRequest
+from areal.wire.bodies import IdempotencyKey
 
 _UNAUTHENTICATED = 4001
 _AUTH_S = 5.0
@@ -49,16 +49,16 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class _AgentParams:
     message: str
-    sessionKey: str | None = session_key(None)
-    idempotencyKey: str | None = idempotency_key()
+    sessionKey: SessionKey | None = None
+    idempotencyKey: IdempotencyKey | None = None
     queueMode: QueueMode = "collect"
     metadata: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _CancelParams:
-    sessionKey: str = session_key()
-    idempotencyKey: str | None = idempotency_key()
+    sessionKey: SessionKey
+    idempotencyKey: IdempotencyKey | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
