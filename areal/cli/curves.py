@@ -210,7 +210,12 @@ def metrics_file(cli: Invocation, name: str) -> Path:
         if not path.is_file():
             raise NotFound(f"there is no {path}")
         return path
-    stored(cli.home, Ref(TRAIN_JOB, check_name(name)))
+    try:
+        stored(cli.home, Ref(TRAIN_JOB, check_name(name)))
+    except NotFound as error:
+        if (kept := cli.home.job_metrics(name)).is_file():
+            raise NotFound(error.message, hint=f"its metrics are kept in {kept.parent}") from error
+        raise
     return cli.home.job_metrics(name)
 
 

@@ -108,3 +108,13 @@ def test_metric_that_one_run_lacks_is_named(areal: Areal, tmp_path: Path) -> Non
     assert found["not_everywhere"] == [{"metric": "eval/reward/mean", "without": [a]}]
     assert f"mine: not compared, because it is not recorded by {a}" in areal("train", "diff", a, b, "--all").out
     assert areal("train", "diff", a, b, "--metric", "reward/mean", "-o", "json").json["not_everywhere"] == []
+
+
+def test_folder_of_deleted_job_is_named(areal: Areal, tmp_path: Path) -> None:
+    jobs = tmp_path / "home" / "jobs"
+    jobs.mkdir(parents=True)
+    kept = run(jobs, "gone", [0.1] * 3)
+    for words in (("metrics", "gone"), ("diff", "gone", kept)):
+        ran = areal("train", *words)
+        assert ran.code == 4 and f"hint: its metrics are kept in {kept}" in ran.err, ran.err
+    assert areal("train", "metrics", kept).code == areal("train", "diff", kept, kept).code == 0
