@@ -348,7 +348,7 @@ def engine_arg_faults(
 ) -> Iterator[tuple[str, str]]:
     """Yield (argument, fault) for invalid arguments. ``known``: the engine's flags without leading dashes; None if no
     installed engine can list them. A flag of vLLM or SGLang that takes a map may be written as ``flag.key``."""
-    own = own_flags(engine) if engine in _OWN else {}
+    own = own_flags(engine) if arguments and engine in _OWN else {}
     known = own or known
     for name, value in arguments.items():
         flag = flag_name(name) if own else flag_name(name).partition(".")[0]

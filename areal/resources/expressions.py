@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 from areal.dataclasses import dataclass, field
 from areal.errors import did_you_mean
 from areal.resources.operations import BINARY, FUNCTIONS, MAX_TEXT, OperandError, check_size, negate, to_text, type_name
-from areal.resources.secrets import is_secret_name, is_secret_value
 from areal.resources.tree import ABSENT, FieldPath
 
 MAX_LENGTH = 2_000
@@ -392,6 +391,8 @@ def _lookup(node: ast.Attribute | ast.Subscript, scope: Scope) -> Any:
     if isinstance(holder, EnvironmentVariables):
         if not isinstance(key, str):
             raise ExpressionError("an environment variable is looked up by its name", column)
+        from areal.resources.secrets import is_secret_name, is_secret_value  # its patterns are slow to compile
+
         value = None if is_secret_name(key) else holder.get(key)
         if is_secret_name(key) or (value is not None and is_secret_value(value)):
             stored = "manifests are stored in clear: use envFrom or apiKeyFrom"

@@ -50,7 +50,6 @@ class ModelController(KindController):
     def faults_against_state(
         self, resources: Sequence[Resource], stored: Sequence[StoredObject]
     ) -> dict[Ref, list[Diagnostic]]:
-        from areal.hub import is_id
         from areal.resources.nodes import Diagnostic
         from areal.resources.paths import is_there, looked_in, looks_local, resolve_model_path
         from areal.resources.resource import served_as, served_name_conflict
@@ -67,6 +66,8 @@ class ModelController(KindController):
                 path = get_path(resource.spec, place)
                 if later or not isinstance(path, str) or resolve_model_path(path, resource.source.file) is not None:
                     continue
+                from areal.hub import is_id
+
                 if looks_local(path) or not is_id(path):
                     found.append(resource.fault(place, f"model folder {path!r} does not exist {looked}"))
             template = resource.spec.get("chatTemplate")

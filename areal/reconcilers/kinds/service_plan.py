@@ -33,7 +33,6 @@ from areal.resources.fields import ModelRef
 from areal.resources.kinds import served_name
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.runtime.backends import LOCAL
-from areal.wire.bodies import ConfigureRouter
 from areal.wire.routing import Snapshot
 
 ROUTER_FIELDS = ("logLevel", "auth", "scheduler", "router")
@@ -303,6 +302,8 @@ def _configure(work: ServiceWork) -> None:
         return
     if table is not None and (table.strategy, {name: table.limits.get(name) for name in limits}) == (strategy, limits):
         return
+    from areal.wire.bodies import ConfigureRouter
+
     cause = "router starts empty" if table is None else "settings changed"
     needs, hot = view.router_ready or work.recorded, ConfigureRouter(strategy=strategy, limits=limits)
     configured = work.build.add(Verb.CONFIGURE, work.ref, "router", cause, needs=needs, run=view.router, args=hot)

@@ -2,6 +2,8 @@
 
 ``crash`` is called at each point where a caller may die (``areal.state.files.CRASH_POINTS`` names them). After a death
 at any of them there is no process without a record, and repeating the call finishes the job.
+
+Most commands only observe: leases, GPUs and what starts and stops processes are imported where they are used.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from areal.errors import ArealError, Conflict, NotFound
-from areal.runtime import gpus, procfs
+from areal.runtime import procfs
 from areal.runtime.backends.base import (
     LIVE,
     LOOPBACK,
@@ -28,25 +31,16 @@ from areal.runtime.backends.base import (
     Stage,
     StopReport,
 )
-from areal.runtime.causes import run_log_paths
 from areal.runtime.identity import Liveness, liveness
-from areal.runtime.leases import Claims, LeaseDir, gpu_lease, port_lease
-from areal.runtime.lifecycle import (
-    ensure_dead,
-    fork_shim,
-    request_end,
-    send,
-    shim_identity,
-    stop_run,
-    sweep_run,
-    wait_dead,
-)
 from areal.runtime.observation import find_shim, observe_run, repair_run
 from areal.runtime.procfs import RUN_DIR_VARIABLE
 from areal.runtime.runs import RunStore, check_uid
 
 if TYPE_CHECKING:
     import subprocess
+
+    from areal.runtime.gpus import GpuListing
+    from areal.runtime.leases import Claims, LeaseDir
 
 _MAY_LIVE = LIVE | {Phase.UNKNOWN}
 _STRAY_GRACE_S = 10.0
@@ -113,6 +107,8 @@ def _judge_leases(leases: LeaseDir, states: Mapping[str, RunState]) -> list[Prob
 
 
 def _is_port_shared(name: str, owner: str, states: Mapping[str, RunState]) -> bool:
+    from areal.runtime.leases import port_lease
+
     return any(
         state.phase in _MAY_LIVE
         and state.spec.owner == owner
@@ -123,11 +119,19 @@ def _is_port_shared(name: str, owner: str, states: Mapping[str, RunState]) -> bo
 
 def end_stray(folder: str) -> str:
     """End a run without a record: first its shim with SIGTERM, so that the component may finish, then the rest."""
+    from areal.runtime.lifecycle import ensure_dead, request_end, sweep_run
+
     shim = find_shim(folder)
     if shim is not None and request_end(shim):
         ensure_dead(shim, _STRAY_GRACE_S)
     swept = sweep_run(shim, folder)
     return f"ended the processes of {folder}" + (f", killed {len(swept)}" if swept else "")
+
+
+def _list_gpus() -> GpuListing:
+    from areal.runtime.gpus import list_gpus
+
+    return list_gpus()
 
 
 _ENDING_S = 5.0
@@ -145,20 +149,35 @@ class LocalBackend:
         home_root: Path,
         lease_dir: Path | None = None,
         crash: Callable[[str], None] = lambda point: None,
-        list_gpus: Callable[[], gpus.GpuListing] = gpus.list_gpus,
+        list_gpus: Callable[[], GpuListing] = _list_gpus,
     ) -> None:
         home = Path(home_root).resolve()  # processes get its path: one spelling
         self.store = RunStore(home / "runs")
-        self.leases = LeaseDir(lease_dir, scope=str(home))
-        self._claims = Claims(self.leases)
+        self._lease_dir, self._scope = lease_dir, str(home)
         self._crash = crash
         self._list_gpus = list_gpus
         self._shims: list[subprocess.Popen[bytes]] = []
 
+    @cached_property
+    def leases(self) -> LeaseDir:
+        from areal.runtime.leases import LeaseDir
+
+        return LeaseDir(self._lease_dir, scope=self._scope)
+
+    @property
+    def _claims(self) -> Claims:
+        from areal.runtime.leases import Claims
+
+        found: Claims = vars(self).setdefault("_all_claims", Claims(self.leases))  # the same one in every thread
+        return found
+
     def capacity(self) -> Capacity:
         return self._capacity(self._list_gpus())
 
-    def _capacity(self, listing: gpus.GpuListing) -> Capacity:
+    def _capacity(self, listing: GpuListing) -> Capacity:
+        from areal.runtime import gpus
+        from areal.runtime.leases import gpu_lease
+
         free: list[str] = []
         leased: list[str] = []
         squatters: dict[str, str] = {}
@@ -188,6 +207,8 @@ class LocalBackend:
         self._claims.release()
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
+        from areal.runtime.lifecycle import shim_identity
+
         self._reap()
         env = dict(spec.env)
         if spec.gpus:
@@ -216,6 +237,8 @@ class LocalBackend:
         return state
 
     def _launch(self, spec: RunSpec, held_fds: Sequence[int], on_pid: Callable[[int], None]) -> None:
+        from areal.runtime.lifecycle import fork_shim
+
         shim = fork_shim(spec.uid, self.store.folder(spec.uid), held_fds, os.environ)
         self._shims.append(shim.process)
         try:
@@ -242,9 +265,13 @@ class LocalBackend:
         return self.store.stage(uid)
 
     def log_paths(self, uid: str) -> tuple[str, ...]:
+        from areal.runtime.causes import run_log_paths
+
         return run_log_paths(self.store.folder(uid))
 
     def kick(self, uid: str) -> None:
+        from areal.runtime.lifecycle import send, shim_identity
+
         identity = shim_identity(self.store, uid)
         if identity is None:
             raise NotFound(f"run {uid} has no living process to start again")
@@ -252,12 +279,16 @@ class LocalBackend:
             raise Conflict(f"run {uid} has ended: it cannot be started again", hint="apply starts a new run")
 
     def stop(self, uid: str, *, grace_s: float | None = None) -> StopReport:
+        from areal.runtime.lifecycle import stop_run
+
         self._reap()
         report = stop_run(self.store, uid, grace_s, self._crash, self._list_gpus)
         self._reap()
         return report
 
     def forget(self, uid: str, *, unprovable: bool = False) -> None:
+        from areal.runtime.leases import port_lease
+
         self._crash("forget-before")
         state = observe_run(self.store, check_uid(uid))
         if state is not None:
@@ -274,6 +305,8 @@ class LocalBackend:
             raise Conflict(f"run {uid} may be alive: {state.reason}", hint="stop it where it runs")
         if state.phase is Phase.INTENDED and self.store.is_held(uid):
             raise Conflict(f"run {uid} is being started", hint="stop it first")
+        from areal.runtime.lifecycle import shim_identity, wait_dead
+
         identity = shim_identity(self.store, uid)
         if identity is None:
             return
