@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,23 +40,29 @@ if TYPE_CHECKING:
     from areal.reconcilers.converge import Approve
 
 
-def wanted_of(resource: Resource) -> Wanted:
-    source = resource.source
-    if os.path.exists(source.file):  # noqa: PTH110 - a large apply asks this a thousand times
-        source = replace(source, file=os.path.abspath(source.file))  # noqa: PTH100 - links stay links
-    return Wanted(
-        ref=str(resource.ref),
-        kind=resource.kind,
-        name=resource.name,
-        spec=with_absolute_paths(resource.kind, resource.spec, resource.source.file),
-        labels=resource.labels,
-        annotations=resource.annotations,
-        depends_on=tuple(resource.depends_on),
-        owner=str(resource.owned_by) if resource.owned_by else None,
-        source={"file": source.file, "line": source.line, "sha256": source.sha256},
-        where=str(resource.pos),
-        applied_in=os.getcwd(),  # noqa: PTH109
+def wanted_of(resources: Iterable[Resource]) -> tuple[Wanted, ...]:
+    here, files = str(Path.cwd()), cache(_absolute_file)
+    return tuple(
+        Wanted(
+            ref=str(resource.ref),
+            kind=resource.kind,
+            name=resource.name,
+            spec=with_absolute_paths(resource.kind, resource.spec, source.file),
+            labels=resource.labels,
+            annotations=resource.annotations,
+            depends_on=resource.depends_on,
+            owner=str(resource.owned_by) if resource.owned_by else None,
+            source={"file": files(source.file), "line": source.line, "sha256": source.sha256},
+            where=str(resource.pos),
+            applied_in=here,
+        )
+        for resource in resources
+        for source in [resource.source]
     )
+
+
+def _absolute_file(file: str) -> str:
+    return os.path.abspath(file) if Path(file).exists() else file  # noqa: PTH100 - links stay links
 
 
 _OPTIONS = ("prune", "set_name", "allow_empty", "replace", "force_conflicts", "allow_downtime")
@@ -192,7 +199,7 @@ class _Manifests:
             raise ManifestError((*valid.faults, *(fault for more in _file_faults(valid).values() for fault in more)))
         found = valid.rendered
         _raise_errors([ManifestError(faults) for faults in _faults(command.ctx, found.resources).values()])
-        wanted = tuple(wanted_of(resource) for resource in found.resources)
+        wanted = wanted_of(found.resources)
         if request.source.manifests:  # a verb built them from its flags: there is no file, and no place in it
             wanted = tuple(replace(item, where="") for item in wanted)
         return cls(command, request, wanted, found)
@@ -202,7 +209,7 @@ class _Manifests:
         """Load the valid resources, and the faults of the others."""
         valid = render_valid(request.source)
         invalid = {**valid.invalid, **_faults(command.ctx, valid.rendered.resources)}
-        resources = tuple(wanted_of(item) for item in valid.rendered.resources if item.ref not in invalid)
+        resources = wanted_of(item for item in valid.rendered.resources if item.ref not in invalid)
         more = _file_faults(valid)
         errors = {str(ref): ManifestError((*faults, *more.get(ref, ()))) for ref, faults in invalid.items()}
         return cls(command, request, resources, valid.rendered, errors, valid.faults)

@@ -11,7 +11,6 @@ observed, and objects that only need healing but do not fit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from areal.reconcilers.desired import Target, needs_of
@@ -62,10 +61,7 @@ def make_plan(
     ended += [t for t in scope.all if t.replaces is not None]
     past = {"prune": "pruned", "delete": "deleted", "replace": "deleted and created again"}
     return Plan(
-        objects=tuple(
-            replace(_object_plan(t, ops_of(t.ref), drifted.get(t.ref, ()), notes), unseen=notes.unseen.get(t.ref, ""))
-            for t in shown
-        ),
+        objects=tuple(_object_plan(t, ops_of(t.ref), drifted.get(t.ref, ()), notes) for t in shown),
         ops=planning.build.ops(),
         drift=tuple(notes.drift),
         destructive=(*notes.destructive, *(f"{t.ref} is {past[t.action]}" for t in ended)),
@@ -136,9 +132,9 @@ def _folder(spec: RunSpec) -> str:
 
 
 def _object_plan(target: Target, ops: Sequence[Op[Any]], drifts: Sequence[Drift], notes: PlanNotes) -> ObjectPlan:
-    action, cause, decided = target.action, target.cause, ""
+    action, cause, decided, unseen = target.action, target.cause, "", notes.unseen.get(target.ref, "")
     if (refusal := notes.refused.get(target.ref)) is not None:
-        return ObjectPlan(target.ref, "blocked", refusal.message, refusal=refusal)
+        return ObjectPlan(target.ref, "blocked", refusal.message, refusal=refusal, unseen=unseen)
     replaced = notes.replaced.get(target.ref)
     if action == "configure" and target.decisive is not None:
         update, decided = target.decisive.update, target.decisive.path
@@ -158,4 +154,4 @@ def _object_plan(target: Target, ops: Sequence[Op[Any]], drifts: Sequence[Drift]
         found = [op.cause for op in ops if op.verb is Verb.STOP]
         found += [f"was {op.cause}" for op in ops if op.verb is Verb.AWAIT and op.cause != STARTED]
         cause = cause or next(iter(found), ops[0].cause)
-    return ObjectPlan(target.ref, action, cause, decided, target.changes, target.taken)
+    return ObjectPlan(target.ref, action, cause, decided, target.changes, target.taken, unseen=unseen)

@@ -15,6 +15,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,6 +65,11 @@ class SourceText:
     text: str
     sha256: str
     named: bool = True
+
+    @cached_property
+    def has_expressions(self) -> bool:
+        """Whether a value may contain an expression. An escape may stand for one of its characters."""
+        return OPENING in self.text or "\\" in self.text
 
 
 def read_sources(
@@ -317,8 +323,12 @@ def _scalar(node: ScalarNode, context: ExpressionContext, path: FieldPath) -> No
 
 def expand(document: Document, context: ExpressionContext) -> Iterator[Document]:
     """Yield the documents that ``generate`` produces, or ``document`` itself, with every expression evaluated."""
+    is_template = "generate" in document.node.entries or "template" in document.node.entries
+    if not is_template and not document.source.has_expressions:
+        yield document
+        return
     context = replace(context, document=document)
-    if "generate" not in document.node.entries and "template" not in document.node.entries:
+    if not is_template:
         node = substitute(document.node, context)
         assert isinstance(node, MappingNode)
         yield document._replace(node=node)

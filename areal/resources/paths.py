@@ -66,6 +66,8 @@ def with_absolute_paths(kind: str, spec: Mapping[str, Any], source_file: str | N
 
     model, result = spec_model(kind), dict(spec)
     for fields in model.FILES:
+        if fields[0] not in spec:
+            continue
         folder = model.FILES_FROM.get(fields[0])
         result = made(result, fields, result.get(folder) if folder else None)
     return result

@@ -123,8 +123,7 @@ def assemble(document: Document) -> list[Resource]:
     if kind is None or spec_node is None:
         return []
     spec = plain(spec_node)
-    _, faults = validation.check_model(spec_model(kind), spec)
-    _report(faults, document, spec_node, ("spec",))
+    _report(validation.spec_faults(kind, spec), document, spec_node, ("spec",))
     metadata_node = document.node.get("metadata")
     if metadata is None or not isinstance(metadata_node, MappingNode):
         return []

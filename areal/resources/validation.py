@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,16 +40,40 @@ def effective(kind: str, sparse: Mapping[str, object]) -> Any:
 
     The return type is Any because the class depends on ``kind``: a caller that knows the kind annotates the result.
     """
-    spec, found = check_model(spec_model(kind), sparse)
-    if found:
-        lines = [f"{path_text(('spec', *fault.path))}: {fault.message}" for fault in found]
-        raise InvalidManifest(f"the spec of this {kind} is not valid: {'; '.join(lines)}")
-    return spec
+    try:
+        return _valid_spec(kind, json.dumps(sparse))
+    except _SpecFaults as error:
+        lines = [f"{path_text(('spec', *fault.path))}: {fault.message}" for fault in error.faults]
+        raise InvalidManifest(f"the spec of this {kind} is not valid: {'; '.join(lines)}") from None
+
+
+def spec_faults(kind: str, sparse: Mapping[str, object]) -> list[Fault]:
+    """Return the faults of a sparse spec."""
+    try:
+        _valid_spec(kind, json.dumps(sparse))
+    except _SpecFaults as error:
+        return error.faults
+    return []
 
 
 def validate(kind: str, sparse: Mapping[str, object]) -> list[tuple[FieldPath, str]]:
     """Return the faults of a sparse spec, as (path inside the spec, message)."""
-    return [(fault.path, fault.message) for fault in check_model(spec_model(kind), sparse)[1]]
+    return [(fault.path, fault.message) for fault in spec_faults(kind, sparse)]
+
+
+class _SpecFaults(Exception):
+    def __init__(self, faults: list[Fault]) -> None:
+        self.faults = faults
+
+
+@lru_cache(1024)
+def _valid_spec(kind: str, sparse: str) -> SpecModel:
+    """Return a sparse spec (JSON) with its defaults. Raises _SpecFaults. A command reads a spec several times, and a
+    large apply has many that are equal."""
+    spec, faults = check_model(spec_model(kind), json.loads(sparse))
+    if spec is None:
+        raise _SpecFaults(faults)
+    return spec
 
 
 @cache

@@ -76,7 +76,7 @@ def rendered(kind: str, spec: Mapping[str, Any], draw: st.DrawFn) -> dict[str, A
     sets = tuple(f"values.{name}={json.dumps(value)}" for name, value in values.items())
     note(manifest)
     found = render(RenderRequest(files=("-",), stdin=manifest, sets=sets, env={}))
-    return dict(wanted_of(found.resources[0]).spec)
+    return dict(wanted_of(found.resources)[0].spec)
 
 
 @st.composite
