@@ -497,7 +497,7 @@ async def measure_router(size: int, picks: int) -> dict[str, Any]:
     prefixed = lambda number: CallKey(100.0, PREFIXES[number % 512])  # noqa: E731
     loading = lambda number: CallKey(4000.0, PREFIXES[number % 512])  # noqa: E731
     plain = lambda number: CallKey(100.0)  # noqa: E731
-    of_session = lambda number: CallKey(100.0, journal=bench.tags[number % size])  # noqa: E731
+    of_session = lambda number: CallKey(100.0, tag=bench.tags[number % size])  # noqa: E731
     calls = {
         "pick: auto, a recorded conversation": await bench.picks("auto", prefixed, picks),
         "pick: auto": await bench.picks("auto", plain, picks),

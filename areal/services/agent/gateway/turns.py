@@ -114,7 +114,7 @@ class TurnDispatcher:
         while True:
             try:
                 model = self._table.model_of_journal(tag) or self._sessions.service
-                worker = await self._admission.worker(model, CallKey(journal=tag), refused, since)
+                worker = await self._admission.worker(model, CallKey(tag=tag), refused, since)
             except ApiError as error:
                 tag = await self._sessions.find_again(call.key, tag, error)
                 continue

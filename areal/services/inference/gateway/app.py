@@ -61,9 +61,9 @@ class GatewayRoutes:
 
     def _model_call(self, path: str) -> Handler:
         async def handle(request: Request) -> AnyResponse:
-            journal = None if request.by_admin else await self._keys.journal_of(request.headers)
-            answer = await self._relay.forward(request, path, journal)
-            if answer.status == 401 and journal is not None:
+            tag = None if request.by_admin else await self._keys.journal_of(request.headers)
+            answer = await self._relay.forward(request, path, tag)
+            if answer.status == 401 and tag is not None:
                 self._keys.forget(presented_key(request.headers))  # its session has moved or ended
             return answer
 

@@ -48,33 +48,33 @@ class ExportRoutes:
     async def export(self, request: Request) -> Response:
         body = await request.read(_BODY_BYTES)
         data = decode_object(body)
-        places = _places(data)
-        if len(places) == 1:
+        by_tag = _by_tag(data)
+        if len(by_tag) == 1:
             headers = self._journals.for_admin(request)
-            reply = await self._journals.call(next(iter(places)), "POST", _PATH, headers, body, _EXPORT_S)
+            reply = await self._journals.call(next(iter(by_tag)), "POST", _PATH, headers, body, _EXPORT_S)
             answer = to_response(reply)
             if (export_id := reply.headers.get(names.EXPORT_ID)) is not None:
                 answer.headers[names.EXPORT_ID] = export_id
             return answer
         if data.get("reward") is not None:
             raise bad_field("reward", "is for one session, and its last interaction")
-        return await self._export_several(data, places, self._journals.for_admin(request))
+        return await self._export_several(data, by_tag, self._journals.for_admin(request))
 
     async def _export_several(
-        self, data: dict[str, Any], places: Mapping[str, list[str]], headers: Mapping[str, str]
+        self, data: dict[str, Any], by_tag: Mapping[str, list[str]], headers: Mapping[str, str]
     ) -> Response:
         form = data.get("format") or "json"
         if form not in ("json", "npz"):
             raise bad_field("format", "must be json or npz")
         common = {name: value for name, value in data.items() if name != "group_id"} | {"format": "json"}
-        checks = await self._call_each(places, {**common, "format": form, "dry_run": True}, headers)
-        damaged = {tag: reply for tag, reply in zip(places, checks, strict=True) if _is_damaged(reply)}
+        checks = await self._call_each(by_tag, {**common, "format": form, "dry_run": True}, headers)
+        damaged = {tag: reply for tag, reply in zip(by_tag, checks, strict=True) if _is_damaged(reply)}
         refusals = [reply for reply in checks if reply.status != 200 and not _is_damaged(reply)]
-        if refusals or len(damaged) == len(places):
+        if refusals or len(damaged) == len(by_tag):
             return to_response((refusals or checks)[0])
         if data.get("dry_run") is True:
             return json_response({"status": "ok"})
-        sound = {tag: ids for tag, ids in places.items() if tag not in damaged}
+        sound = {tag: ids for tag, ids in by_tag.items() if tag not in damaged}
         parts = await self._call_each(sound, common, headers)
         if (refusal := next((reply for reply in parts if reply.status != 200), None)) is not None:
             return to_response(refusal)
@@ -82,15 +82,15 @@ class ExportRoutes:
             {"session_id": session_id, "trajectory_id": None, "code": error["code"], "message": error["message"]}
             for tag, reply in damaged.items()
             for error in [reply.object()["error"]]
-            for session_id in places[tag]
+            for session_id in by_tag[tag]
         ]
         bodies = [reply.body for reply in parts]
         return await asyncio.to_thread(merged_answer, bodies, data["session_ids"], form, errors)
 
     async def _call_each(
-        self, places: Mapping[str, list[str]], common: Mapping[str, object], headers: Mapping[str, str]
+        self, by_tag: Mapping[str, list[str]], common: Mapping[str, object], headers: Mapping[str, str]
     ) -> list[WorkerReply]:
-        bodies = {tag: orjson.dumps({**common, "session_ids": ids}) for tag, ids in places.items()}
+        bodies = {tag: orjson.dumps({**common, "session_ids": ids}) for tag, ids in by_tag.items()}
         calls = [self._journals.call(tag, "POST", _PATH, headers, body, _EXPORT_S) for tag, body in bodies.items()]
         return list(await asyncio.gather(*calls))
 
@@ -202,19 +202,19 @@ class ExportRoutes:
             return None
 
 
-def _places(data: Mapping[str, object]) -> dict[str, list[str]]:
+def _by_tag(data: Mapping[str, object]) -> dict[str, list[str]]:
     """Return the requested session ids by journal. Raises 400, 404."""
     ids, group_id = data.get("session_ids"), data.get("group_id")
     if not ids and isinstance(group_id, str):
         return {GroupName.require(group_id).tag: []}
     if not isinstance(ids, list) or not ids or not all(isinstance(item, str) for item in ids):
         raise bad_field("session_ids", "must be a list of session ids, not an empty one")
-    places: dict[str, list[str]] = {}
+    by_tag: dict[str, list[str]] = {}
     for session_id in ids:
-        places.setdefault(SessionName.require(session_id).tag, []).append(session_id)
+        by_tag.setdefault(SessionName.require(session_id).tag, []).append(session_id)
     if group_id is not None:
         GroupName.require(group_id).check_members(ids)
-    return places
+    return by_tag
 
 
 def _is_damaged(reply: WorkerReply) -> bool:

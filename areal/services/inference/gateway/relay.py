@@ -41,16 +41,16 @@ _PREFIX_CHARS = 4096
 _PREFIX_TOKENS = 512
 
 
-def read_envelope(body: bytes, journal: str | None = None, *, with_prefix: bool) -> tuple[str | None, CallKey]:
-    """Return the requested model and the key for picking a worker. ``journal``: the tag of the caller's session's
-    journal. Raises 400 for a body that is not a JSON object or whose model is not a string."""
+def read_envelope(body: bytes, tag: str | None = None, *, with_prefix: bool) -> tuple[str | None, CallKey]:
+    """Return the requested model and the key for picking a worker. ``tag``: of the journal of the caller's
+    session. Raises 400 for a body that is not a JSON object or whose model is not a string."""
     data = decode_object(body)
     model = data.get("model")
     if model is not None and not isinstance(model, str):
         raise bad_field("model", "must be a string")
     prefix = prompt_prefix(data) if with_prefix else None
     tokens = len(body) / _BYTES_PER_TOKEN + _answer_tokens(data)
-    return model, CallKey(tokens, prefix, journal)
+    return model, CallKey(tokens, prefix, tag)
 
 
 def _answer_tokens(data: dict[str, object]) -> float:
@@ -152,7 +152,7 @@ class Admission:
 
         Raises ApiError: 429 (queue full), 503 (no worker in time), 404 (the model or the journal is gone).
         """
-        ready = self._table.routable(model, even_suspects=True, journal=key.journal)
+        ready = self._table.routable(model, even_suspects=True, tag=key.tag)
         chosen = self._pick(model, ready, key)
         if chosen is not None and chosen.addr in refused:
             chosen = self._pick("", [worker for worker in ready if worker.addr not in refused], key)
@@ -161,7 +161,7 @@ class Admission:
     def _pick(self, model: str, candidates: list[WorkerEntry], key: CallKey) -> WorkerEntry | None:
         if not candidates:
             return None
-        if key.journal is not None:
+        if key.tag is not None:
             return candidates[0]
         return self._picker.pick(self._table.snapshot.strategy, candidates, key, self._load, model)
 
@@ -175,7 +175,7 @@ class Admission:
             while True:
                 await self._table.changed(self._patience(model, key, since))
                 # Refused workers are tried again once their suspicion has passed.
-                ready = self._table.routable(model, even_suspects=False, journal=key.journal)
+                ready = self._table.routable(model, even_suspects=False, tag=key.tag)
                 chosen = self._pick(model, ready, key)
                 if chosen is not None:
                     return chosen
@@ -191,11 +191,11 @@ class Admission:
         waited = asyncio.get_running_loop().time() - since
         left = self._table.timeout_s - waited
         look_again_s = math.inf
-        if key.journal is not None:
+        if key.tag is not None:
             look_again_s = _JOURNAL_S
-            if self._table.model_of_journal(key.journal) is None and self._table.all_heard:
+            if self._table.model_of_journal(key.tag) is None and self._table.all_heard:
                 raise ApiError(404, "no data proxy has this session any more", code=NO_SESSION)
-            moving = self._table.moving(model, key.journal)
+            moving = self._table.moving(model, key.tag)
             if moving is not None:
                 left = min(left, (_MOVING_S if moving else 0.0) - waited)
             if moving is not None and left <= 0:
@@ -257,14 +257,14 @@ class Relay:
     _http: HttpClient
     _metrics: RelayMetrics
 
-    async def forward(self, request: Request, path: str, journal: str | None = None) -> AnyResponse:
-        """Relay ``request`` to ``path`` of a worker: for a session's call, the worker that holds its ``journal``."""
+    async def forward(self, request: Request, path: str, tag: str | None = None) -> AnyResponse:
+        """Relay ``request`` to ``path`` of a worker: of a session's call, the one with the journal ``tag``."""
         body = await request.read(self._table.limits.max_body_bytes)
         started = time.perf_counter()
         # Without a session key, the turns of a recorded conversation still belong in one journal.
-        with_prefix = journal is None and (self._table.records or self._table.snapshot.strategy == "prefix")
-        name, key = read_envelope(body, journal, with_prefix=with_prefix)
-        model = await self.resolve(name if journal is None else self._table.model_of_journal(journal))
+        with_prefix = tag is None and (self._table.records or self._table.snapshot.strategy == "prefix")
+        name, key = read_envelope(body, tag, with_prefix=with_prefix)
+        model = await self.resolve(name if tag is None else self._table.model_of_journal(tag))
         return await self._until_answered(Call(request, path, body, key, model, started))
 
     async def resolve(self, name: str | None) -> ModelEntry:
@@ -334,8 +334,8 @@ class Relay:
         ours = f"Content-Type: application/json\r\n{names.REQUEST_ID}: {call.request.id}\r\n{names.CALL}: {call.id}\r\n"
         if call.again:
             ours += f"{names.AGAIN}: 1\r\n"
-        if call.key.journal is not None:
-            ours += f"{names.JOURNAL}: {call.key.journal}\r\n"
+        if call.key.tag is not None:
+            ours += f"{names.JOURNAL}: {call.key.tag}\r\n"
         lines.append(f"{ours}{names.PROGRESS_TIMEOUT}: {self._table.timeout_s:g}\r\n".encode())
         return self._http.send(worker.addr, "POST ", call.path, b"".join(lines), call.body)
 

@@ -165,28 +165,28 @@ class LiveTable:
         known = not self.snapshot.learning and (bool(workers) or self.snapshot.synced)
         return known and all(worker.heard for worker in workers)
 
-    def routable(self, name: str, *, even_suspects: bool, journal: str | None = None) -> list[WorkerEntry]:
+    def routable(self, name: str, *, even_suspects: bool, tag: str | None = None) -> list[WorkerEntry]:
         """Return the workers that may get a new call: ready workers of a published model that are not suspect. With
-        ``even_suspects``, return the suspects if there are no others. With ``journal``, only workers that hold it. The
+        ``even_suspects``, return the suspects if there are no others. With ``tag``, only workers with that journal. The
         cost does not grow with the table, except for the first call after a suspicion began or ended."""
-        ready = self._ready.get(name, []) if journal is None else self._holders.get((name, journal), [])
+        ready = self._ready.get(name, []) if tag is None else self._holders.get((name, tag), [])
         if not self._suspects:
             return ready
         now = asyncio.get_running_loop().time()
-        until, trusted = self._trusted.get(name, (0.0, [])) if journal is None else (0.0, [])
+        until, trusted = self._trusted.get(name, (0.0, [])) if tag is None else (0.0, [])
         if until <= now:
             avoided = {addr: end for addr, (end, _) in self._suspects.items() if end > now}
             trusted = [worker for worker in ready if worker.addr not in avoided] if avoided else ready
-            if journal is None:
+            if tag is None:
                 self._trusted[name] = min(avoided.values(), default=math.inf), trusted
         return trusted or (ready if even_suspects else [])
 
-    def moving(self, name: str, journal: str) -> bool | None:
+    def moving(self, name: str, tag: str) -> bool | None:
         """Return whether a journal's sessions can move from the draining worker that holds them to another worker; None
         if no draining worker holds them."""
         model = self.snapshot.models.get(name)
         workers = model.workers if model is not None else ()
-        if not any(each.turns_away and each.state == DRAINING and journal in each.journals for each in workers):
+        if not any(each.turns_away and each.state == DRAINING and tag in each.journals for each in workers):
             return None
         return any(each.state in (READY, CORDONED) and each.journals for each in workers)
 

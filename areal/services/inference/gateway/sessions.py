@@ -219,14 +219,14 @@ class JournalClient:
                 if not await self._keys.is_known(tag):
                     raise ApiError(404, "no data proxy has this session", code=NO_SESSION)
                 continue
-            if not self._table.routable(model, even_suspects=True, journal=tag):
+            if not self._table.routable(model, even_suspects=True, tag=tag):
                 # Rewards and exports need no engine: a data proxy whose engine is down can still answer.
                 workers = [worker for model in self._table.snapshot.models.values() for worker in model.workers]
                 for worker in {worker.addr: worker for worker in workers if tag in worker.journals}.values():
                     reply = await self.request(worker, method, path, headers, min(timeout_s, _UNREADY_S), body)
                     if reply is not None and reply.status not in _AGAIN:
                         return reply
-            worker = await self._admission.worker(model, CallKey(journal=tag), refused, since)
+            worker = await self._admission.worker(model, CallKey(tag=tag), refused, since)
             reply = await self.request(worker, method, path, headers, timeout_s, body)
             if reply is not None and reply.status not in _AGAIN:
                 self._table.trust(worker.addr)

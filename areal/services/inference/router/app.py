@@ -373,7 +373,7 @@ class RouterRoutes:
         body = await read_body(request, RouteCall)
         held = await self._placing.holder(body)
         if held is not None:
-            return self._location(held.worker, journal=held.journal)
+            return self._location(held.worker, journal=held.tag)
         name = _required_model(body.model)
         if not self._registry.has_model(name):
             raise ApiError(404, f"no model {name!r}", code="model_not_found", param="model")

@@ -44,12 +44,11 @@ V = TypeVar("V")
 @dataclass(frozen=True)
 class CallKey:
     """The properties of a call that decide its worker. ``tokens``: an estimate of prompt and answer together;
-    ``prefix``: a digest of the prompt's beginning; ``journal``: the tag of its session's journal, which only one worker
-    holds."""
+    ``prefix``: a digest of the prompt's beginning; ``tag``: of its session's journal, which only one worker holds."""
 
     tokens: float = 0.0
     prefix: bytes | None = None
-    journal: str | None = None
+    tag: str | None = None
 
 
 def rendezvous(key: bytes, workers: Sequence[WorkerEntry]) -> list[WorkerEntry]:

@@ -111,10 +111,10 @@ _LARGEST_GROUP = 1024
 
 @dataclass(frozen=True)
 class SessionLocation:
-    """A session's worker and journal tag. ``journal`` None: a new session starts in the worker's own journal."""
+    """A session's worker and the tag of its journal. ``tag`` None: a new session starts in the worker's own journal."""
 
     worker: WorkerRecord
-    journal: str | None = None
+    tag: str | None = None
 
 
 class SessionPlacing:
@@ -133,20 +133,20 @@ class SessionPlacing:
             return await self._start_first(data, request_id)
 
     async def _start_first(self, data: Mapping[str, object], request_id: str) -> HttpReply:
-        for place in await self._preferred(data.get("api_key"), self._model(data.get("model"))):
+        for location in await self._preferred(data.get("api_key"), self._model(data.get("model"))):
             try:
-                return await self._start(place, data, request_id)
+                return await self._start(location, data, request_id)
             except NotConnected:
                 continue  # nothing was started
             except (CallFailed, TimeoutError) as error:
                 raise ApiError(502, f"the data proxy was lost: {error!r}", code="worker_lost") from error
         raise ApiError(503, "no data proxy took the sessions", code="no_worker_available", headers={"Retry-After": "1"})
 
-    async def _start(self, place: SessionLocation, data: Mapping[str, object], request_id: str) -> HttpReply:
+    async def _start(self, location: SessionLocation, data: Mapping[str, object], request_id: str) -> HttpReply:
         size = data.get("group_size", 1)
         size = size if isinstance(size, int) and 1 <= size <= _LARGEST_GROUP else 1
-        with self._placements.placing(place.worker, size) as placed:
-            reply = await self._post(place.worker, "/rl/start_session", data, request_id, journal=place.journal)
+        with self._placements.placing(location.worker, size) as placed:
+            reply = await self._post(location.worker, "/rl/start_session", data, request_id, tag=location.tag)
             placed.size = size if reply.status == 201 else 0
             count = reply.headers.get(names.STARTED, "")
             placed.started = int(count) if count.isdecimal() else None
@@ -310,13 +310,13 @@ class SessionPlacing:
         body: Mapping[str, object],
         request_id: str | None = None,
         timeout_s: float = _START_TIMEOUT_S,
-        journal: str | None = None,
+        tag: str | None = None,
     ) -> HttpReply:
         headers = dict(self._headers)
         if request_id is not None:
             headers[names.REQUEST_ID] = request_id
-        if journal is not None:  # lets the worker refuse the call if the journal has moved
-            headers[names.JOURNAL] = journal
+        if tag is not None:  # lets the worker refuse the call if the journal has moved
+            headers[names.JOURNAL] = tag
         data = orjson.dumps(body)
         return await self._http.fetch("POST", worker.addr, path, headers=headers, body=data, timeout_s=timeout_s)
 

@@ -40,7 +40,7 @@ async def test_session_call_goes_to_journal_holder() -> None:
     live_table = live(Snapshot("e", 0, True, models={"m": ModelEntry("m", workers)}))
 
     def holders(tag: str, *, even_suspects: bool = True) -> list[str]:
-        return [each.id for each in live_table.routable("m", even_suspects=even_suspects, journal=tag)]
+        return [each.id for each in live_table.routable("m", even_suspects=even_suspects, tag=tag)]
 
     assert [holders(f"tag-{name}") for name in "abcde"] == [["a"], ["b"], [], ["d"], []]
     live_table.suspect("http://a:1")
@@ -156,7 +156,7 @@ async def test_cordoned_worker_gets_only_its_sessions() -> None:
     live_table = live(Snapshot("e", 1, True, models={"m": ModelEntry("m", workers)}))
     assert routable(live_table) == {"b"}
     for journal, addr in (("old", {"http://a"}), ("new", {"http://b"}), ("gone", set()), ("none", set())):
-        found = live_table.routable("m", even_suspects=True, journal=journal)
+        found = live_table.routable("m", even_suspects=True, tag=journal)
         assert {worker.addr for worker in found} == addr
 
 
