@@ -179,7 +179,7 @@ def _init_of(cls: Any, frozen: bool) -> Callable[..., None]:
         else:
             continue  # the class's own code sets it
         place = getattr(cls, name, None)
-        if isinstance(place, MemberDescriptorType):
+        if frozen and isinstance(place, MemberDescriptorType):
             names[f"_slot_{name}"] = place.__set__
             body.append(f"_slot_{name}(self, {value})")
         else:

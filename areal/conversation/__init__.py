@@ -2,12 +2,11 @@
 that it is served.
 
 ``normalise`` reads messages, ``Template`` renders them as text, ``Chat`` encodes the text: prompts, ends of turns,
-continuations of recorded responses. ``trained_tokens`` selects the tokens of a row that are trained. The package does
-no I/O, and works with any tokenizer that can encode and decode.
+continuations of recorded responses. ``learning.trained_tokens`` selects the tokens of a row that are trained. The
+package does no I/O, and works with any tokenizer that can encode and decode.
 """
 
 from areal.conversation.chat import Branch, Chat, in_common
-from areal.conversation.learning import TRAIN_ON, TrainedTokens, TrainOn, trained_tokens
 from areal.conversation.messages import (
     Conversation,
     ConversationError,
@@ -20,18 +19,14 @@ from areal.conversation.template import RESERVED, Template
 
 __all__ = [
     "RESERVED",
-    "TRAIN_ON",
     "Branch",
     "Chat",
     "Conversation",
     "ConversationError",
     "Template",
-    "TrainOn",
-    "TrainedTokens",
     "decoded_arguments",
     "field_as_given",
     "in_common",
     "normalise",
     "read_tools",
-    "trained_tokens",
 ]

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set, ValuesView
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Set, ValuesView
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -50,27 +49,33 @@ class TemplateBudget:
     seconds: float = 5.0
     first_try: bool = False
 
-    @contextmanager
-    def used(self) -> Iterator[None]:
+    def used(self) -> BudgetInUse:
         """Apply this budget to the renderings in the block, which share its seconds."""
-        token, shared = _budget.set(self), _spent.set(Spent())
-        try:
-            yield
-        finally:
-            _spent.reset(shared)
-            _budget.reset(token)
+        return BudgetInUse(self)
 
 
-@dataclass
-class Spent:
-    """The CPU time that the renderings of one block have used."""
+class BudgetInUse:
+    """A budget, and the CPU time that the renderings in its block have used."""
 
-    seconds: float = 0.0
+    __slots__ = ("_token", "budget", "seconds")
+
+    def __init__(self, budget: TemplateBudget) -> None:
+        self.budget = budget
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._token = _in_use.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        _in_use.reset(self._token)
 
 
-_budget: ContextVar[TemplateBudget] = ContextVar("budget", default=TemplateBudget())  # noqa: B039 - it is frozen
-budget_in_use = _budget.get
-_spent: ContextVar[Spent | None] = ContextVar("spent", default=None)
+_in_use: ContextVar[BudgetInUse | None] = ContextVar("budget", default=None)
+
+
+def budget_in_use() -> BudgetInUse:
+    """Return the budget of the innermost block; outside of any, a new one."""
+    return _in_use.get() or BudgetInUse(TemplateBudget())
 
 
 class Meter:
@@ -79,14 +84,15 @@ class Meter:
 
     __slots__ = ("_budget", "_given", "_spent", "_start", "room", "steps")
 
-    def __init__(self, budget: TemplateBudget, given: Mapping[str, object]) -> None:
-        self.room = budget.units
+    def __init__(self, used: BudgetInUse, given: Mapping[str, object]) -> None:
+        self.room = used.budget.units
         self.steps = 0
-        self._budget = budget
+        self._budget = used.budget
         self._given: Mapping[str, object] | None = given
-        self._spent = _spent.get() or Spent()
+        self._spent = used
         self._start = time.thread_time()  # CPU time: a busy machine must not make a template fail
-        self.check_time()  # a short rendering has no other check
+        if used.seconds:
+            self.check_time()  # a short rendering has no other check
 
     def pay(self, units: int) -> None:
         self.room -= units

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NoReturn
 
 from areal.dataclasses import dataclass
@@ -23,6 +24,11 @@ class Conversation:
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether each message has only a role and a text (``are_plain``)."""
+        return are_plain(self.messages)
 
     def then(self, *messages: Mapping[str, object]) -> Conversation:
         """Return the conversation followed by these messages, which are in the normal form."""
@@ -45,17 +51,22 @@ def normalise(messages: object, tools: object = None) -> Conversation:
     may be JSON text. Raises ConversationError."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ConversationError("messages", "must be a list with at least one message")
-    read = [item if _is_plain(item) else _message(item, f"messages[{at}]") for at, item in enumerate(messages)]
+    read = [item if are_plain((item,)) else _message(item, f"messages[{at}]") for at, item in enumerate(messages)]
     return Conversation(tuple(read), read_tools(tools))
 
 
-def _is_plain(message: object) -> bool:
-    """Return whether a message has only a role and a text. Nearly all messages do, and are already in the normal
-    form."""
-    if type(message) is not dict or len(message) != 2 or type(message.get("content")) is not str:
-        return False
-    role = message.get("role")
-    return type(role) is str and role not in ("", "function")
+_PLAIN_ROLES = ("system", "user", "assistant")
+
+
+def are_plain(messages: Sequence[object]) -> bool:
+    """Return whether each message has only a text, and the role of the system, the user or the assistant. Messages of
+    most conversations do; they are in the normal form, and templates render them as they are."""
+    for message in messages:
+        if type(message) is not dict or len(message) != 2 or message.get("role") not in _PLAIN_ROLES:
+            return False
+        if type(message.get("content")) is not str:
+            return False
+    return True
 
 
 def _message(value: object, where: str) -> Mapping[str, object]:

@@ -67,7 +67,7 @@ class Template:
         tools = list(conversation.tools) or None
         texts = [
             call["function"]["arguments"]
-            for message in conversation.messages
+            for message in (() if conversation.is_plain else conversation.messages)
             for call in message.get("tool_calls", ())
             if isinstance(call["function"]["arguments"], str)
         ]
@@ -96,6 +96,8 @@ class Template:
 
     def shaped(self, conversation: Conversation) -> list[Mapping[str, object]]:
         """Return the messages in the forms of roles, content, calls and reasoning that this template renders."""
+        if conversation.is_plain and self._takes_text:
+            return list(conversation.messages)
         return [self._shaped(message) for message in conversation.messages]
 
     def _shaped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -167,10 +169,11 @@ class Template:
         not appear either, the text is compared with a rendering that has only this mark."""
         if conversation.tools and not self._shows("tools") and text == render(Conversation(conversation.messages)):
             raise ConversationError("tools", "have no place in the chat template")
+        if conversation.is_plain and self._shows_plain(conversation, text):
+            return
         open_ones = [
             (index, name, replace)
             for index, message in enumerate(conversation.messages)
-            if not self._shows_plain(message, text)
             for name, part, replace in _marks(message)
             if not (self._shows(_kind(message, name)) and shows(text, part))
         ]
@@ -192,12 +195,14 @@ class Template:
         only."""
         return name == "content" and "tool_calls" in message and self._shows(_kind(message, name))
 
-    def _shows_plain(self, message: Mapping[str, object], text: str) -> bool:
-        """Return whether this message has only one text (nearly all have), and the text is rendered."""
-        content: Any = message.get("content")
-        if len(message) > 2 or type(content) is not str:
-            return False
-        return _shown_part(content) in text and self._shows(f"{message['role']} alone")
+    def _shows_plain(self, conversation: Conversation, text: str) -> bool:
+        """Return whether all texts of a plain conversation are rendered."""
+        kinds = set()
+        for message in conversation.messages:
+            if message["content"].rpartition(THOUGHT_END)[2].strip() not in text:
+                return False
+            kinds.add(f"{message['role']} alone")
+        return all(map(self._shows, kinds))
 
     def _shows(self, kind: str) -> bool:
         """Return whether the template renders a part of a message, or the tools, in a probe. False if it refuses the

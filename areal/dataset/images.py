@@ -18,8 +18,8 @@ from typing import Any
 
 from areal.errors import UsageFault
 from areal.installation import install_command
+from areal.wire.sampling import MAX_IMAGES
 
-MAX_IMAGES = 16  # of one prompt
 MAX_IMAGE_BYTES = 8 << 20  # of one image, encoded
 MAX_PIXELS = 1 << 25  # of one image
 _FORMATS = ("PNG", "JPEG", "WEBP")

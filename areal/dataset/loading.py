@@ -12,16 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal.conversation import (
-    TRAIN_ON,
-    ConversationError,
-    TrainedTokens,
-    TrainOn,
-    field_as_given,
-    in_common,
-    normalise,
-    trained_tokens,
-)
+from areal.conversation import ConversationError, field_as_given, in_common, normalise
+from areal.conversation.learning import TRAIN_ON, TrainedTokens, TrainOn, trained_tokens
 from areal.dataclasses import dataclass
 from areal.dataset.files import SUFFIXES, BadData, Row, Rows, read_dataset
 from areal.dataset.images import BadImage, check, check_count, located

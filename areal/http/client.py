@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from areal.dataclasses import dataclass
 from areal.http import tracing
-from areal.http.headers import Headers, add_field
+from areal.http.headers import Headers
 
 try:
     from httptools import HttpParserError, HttpResponseParser
@@ -320,7 +320,8 @@ class Connection(asyncio.Protocol):
         if self._header_bytes > _MOST_HEADER_BYTES:
             raise HttpParserError("the answer's header is too large")
         if not self._has_head:  # otherwise it is a trailer
-            add_field(self._raw, name, value)
+            name = name.lower()
+            self._raw[name] = self._raw[name] + b", " + value if name in self._raw else value
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

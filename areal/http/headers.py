@@ -63,6 +63,9 @@ class Headers(Mapping[str, str]):
         value = self.raw.get(_key(key))
         return default if value is None else value.decode("utf-8", "surrogateescape")
 
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and _key(name) in self.raw
+
     def __iter__(self) -> Iterator[str]:
         return (name.decode("latin-1") for name in self.raw)
 
@@ -73,12 +76,6 @@ class Headers(Mapping[str, str]):
 @lru_cache(1024)
 def _key(name: str) -> bytes:
     return name.lower().encode()
-
-
-def add_field(raw: dict[bytes, bytes], name: bytes, value: bytes) -> None:
-    """Add a field to ``Headers.raw``, as a parser found it."""
-    name = name.lower()
-    raw[name] = value if name not in raw else raw[name] + b", " + value
 
 
 # Request ids are unique, not secret: a generator that is seeded once needs no system call for each.

@@ -15,6 +15,7 @@ from areal.wire.fields import Range, Valid, read_fields
 
 GREEDY_BELOW = 1e-5  # a lower temperature is greedy, recorded as 0: its inverse overflows logits
 MAX_CHOICES = 128
+MAX_IMAGES = 16  # of one prompt
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 100
 _SEED_BITS = 0x7FFFFFFF

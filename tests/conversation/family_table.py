@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from areal.conversation import Branch, Chat, Conversation, ConversationError, normalise, trained_tokens
+from areal.conversation import Branch, Chat, Conversation, ConversationError, normalise
+from areal.conversation.learning import trained_tokens
 from areal.dataset.tokenizers import chat_of
 from tests.conversation.families import Family, families
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.conversation import TRAIN_ON, Chat, ConversationError, TrainedTokens, TrainOn, normalise, trained_tokens
+from areal.conversation import Chat, ConversationError, normalise
+from areal.conversation.learning import TRAIN_ON, TrainedTokens, TrainOn, trained_tokens
 from areal.dataset.tokenizers import chat_of
 from tests.conversation.families import Case, cases, families
 from tests.conversation.small import chat, decode

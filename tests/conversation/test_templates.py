@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from areal.conversation import Conversation, ConversationError, normalise, trained_tokens
+from areal.conversation import Conversation, ConversationError, normalise
+from areal.conversation.learning import trained_tokens
 from areal.conversation.template import PROBE, _probe
 from areal.dataset.tokenizers import chat_of
 from areal.services.http.errors import ApiError

@@ -405,6 +405,22 @@ def store_failure(error: sqlite3.Error) -> ApiError:
     return ApiError(500, f"the journal could not be written: {error}", code="storage_failed")
 
 
+class JournalUse:
+    """Counts the blocks that use a journal. ``idle`` is set when the last one ends."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.idle = asyncio.Event()
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.count -= 1
+        if self.count == 0:
+            self.idle.set()
+
+
 _MOST_NOTED = 100
 
 
@@ -429,9 +445,7 @@ class Journal(ABC):
         self.commits = CommitQueue(db, tag, settled)
         self._db = db
         self._readers: list[sqlite3.Connection] = []
-        self._uses = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._use = JournalUse()
         self._closed = False
         self._unread: JournalFailure | None = None  # why the latest read failed
 
@@ -458,19 +472,11 @@ class Journal(ABC):
     async def sweep(self) -> int:
         """Process one slice of the upkeep. Return the number of changes."""
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self) -> JournalUse:
         """Keep the journal open during a call of a session. Raises 421 if it is closed: another process may have it."""
         if self._closed:
             raise held_elsewhere()
-        self._uses += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._uses -= 1
-            if self._uses == 0:
-                self._idle.set()
+        return self._use
 
     async def check_writable(self) -> None:
         """Try another commit if the last one failed, so that no call starts that cannot be recorded. Raises 507,
@@ -482,8 +488,9 @@ class Journal(ABC):
 
     async def wait_idle(self) -> None:
         """Return when no call is running."""
-        while self._uses:
-            await self._idle.wait()
+        while self._use.count:
+            self._use.idle.clear()
+            await self._use.idle.wait()
 
     async def close(self, *, remove: bool = False) -> None:
         """Commit pending changes and release the folder, or delete it. Later requests for its sessions get 421."""

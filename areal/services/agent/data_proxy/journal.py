@@ -172,7 +172,7 @@ class AgentJournal(Journal):
         return len(self.sessions)
 
     def is_spent(self) -> bool:
-        return not (self.sessions or self._uses or self.corrupt or self._has_ended)
+        return not (self.sessions or self._use.count or self.corrupt or self._has_ended)
 
     async def inherit(self, other: Self) -> None:
         if other.sessions or not other._has_ended:

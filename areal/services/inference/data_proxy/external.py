@@ -37,7 +37,7 @@ from areal.services.inference.data_proxy.external_recording import (
 from areal.services.inference.data_proxy.fields import Fields, dialect_field_names
 from areal.services.inference.data_proxy.generation import progress_timeout_s
 from areal.services.inference.data_proxy.serializers import ChatTranslation, DialectWriter, TemplateUses
-from areal.services.inference.data_proxy.sessions import CallRecorders
+from areal.services.inference.data_proxy.sessions import CallRecorder, CallRecorders
 from areal.services.inference.engines.base import Dialect, EngineFailed
 from areal.services.inference.engines.external import ExternalApi, Redirected, connection_error
 from areal.services.inference.recorder.records import RecordedTurn, TextTurn
@@ -296,14 +296,15 @@ class ExternalCalls:
         is_messages = path.startswith("/messages")  # of Anthropic's API
 
         async def handle(request: Request) -> AnyResponse:
-            caller = self._recorders.authenticate(request.headers)
+            caller = self._recorders.authenticate(request)
             body = await request.read(self._config.max_body_bytes)
             call, data = _RelayedCall(request, time.perf_counter()), decode_object(body)
             self._check_model(data.get("model"))
             timeout = progress_timeout_s(request, self._config.request_timeout)
             chosen = ("anthropic-version", "anthropic-beta") if is_messages else ()  # the version of the API
             headers = {name: value for name in chosen if (value := request.headers.get(name))}
-            async with self._recorders.open(caller if records else None, request.headers, body) as recorder:
+
+            async def answer(recorder: CallRecorder) -> AnyResponse:
                 if recorder.replayed is not None:
                     turns, stream = recorder.replayed, data.get("stream") is True
                     writer = AnthropicWriter(turns[0].answer_id, self._model) if is_messages else None
@@ -316,6 +317,8 @@ class ExternalCalls:
                     async with self._api.post(path, data, request.id, timeout, headers) as upstream:
                         asked = data.get("stream") is True
                         return await _relay_answer(call, upstream, response_recorder, stream=asked)
+
+            return await self._recorders.run(caller if records else None, request.headers, body, answer)
 
         return handle
 
@@ -334,13 +337,14 @@ class ExternalCalls:
         """Return the handler of a dialect that the API lacks: it sends a chat and responds in the dialect."""
 
         async def handle(request: Request) -> AnyResponse:
-            caller = self._recorders.authenticate(request.headers)
+            caller = self._recorders.authenticate(request)
             given = await request.read(self._config.max_body_bytes)
             call, fields = _RelayedCall(request, time.perf_counter()), Fields(decode_object(given))
             self._check_model(fields.take("model"))
             translation = translate(fields, lambda variable: False)
             body = chat_body(translation.chat)
-            async with self._recorders.open(caller, request.headers, given) as recorder:
+
+            async def answer(recorder: CallRecorder) -> AnyResponse:
                 if (turns := recorder.replayed) is not None:
                     writer = translation.writer(turns[0].answer_id, self._model, turns[0].created)
                     return await _replay(request, turns, writer, stream="stream" in body)
@@ -356,6 +360,8 @@ class ExternalCalls:
                         return await answer_in_dialect(
                             writer, upstream, request, headers, response_recorder, stream="stream" in body
                         )
+
+            return await self._recorders.run(caller, request.headers, given, answer)
 
         return handle
 

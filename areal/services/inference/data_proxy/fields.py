@@ -26,7 +26,6 @@ OPENAI_NO_EFFECT = (
     "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
 )  # fmt: skip
 _T = TypeVar("_T")
-_D = TypeVar("_D")
 
 
 class Fields:
@@ -55,7 +54,7 @@ class Fields:
         return default if value is None else float(value)
 
     def whole(self, name: str, low: int, high: int) -> int | None:
-        return self._within(name, (int,), "a whole number", low, high)
+        return self._within(name, (int,), "a whole number", low, high) if name in self._left else None
 
     def _within(self, name: str, kinds: tuple[type, ...], called: str, low: float, high: float) -> Any:
         value = self._left.pop(name, None)
@@ -66,20 +65,18 @@ class Fields:
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:
-        return self._of_kind(name, bool, "true or false", default)
+        return self._of_kind(name, bool, "true or false") if name in self._left else default
 
     def text(self, name: str) -> str | None:
-        return self._of_kind(name, str, "a string", None)
+        return self._of_kind(name, str, "a string") if name in self._left else None
 
     def mapping(self, name: str) -> dict[str, Any]:
-        return self._of_kind(name, dict, "an object", {})
+        return self._of_kind(name, dict, "an object") if name in self._left else {}
 
     def items(self, name: str) -> list[Any]:
-        return self._of_kind(name, list, "a list", [])
+        return self._of_kind(name, list, "a list") if name in self._left else []
 
-    def _of_kind(self, name: str, kind: type[_T], called: str, default: _D) -> _T | _D:
-        if name not in self._left:
-            return default
+    def _of_kind(self, name: str, kind: type[_T], called: str) -> _T:
         value = self._left.pop(name)
         if not isinstance(value, kind):
             raise bad_field(name, f"must be {called}")

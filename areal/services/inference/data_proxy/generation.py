@@ -319,6 +319,10 @@ Record = Callable[[GenerationCall], Awaitable[None]]
 """Called once a response is complete; its error is sent to the client."""
 
 
+def _ignore(event: object) -> None:
+    pass
+
+
 class Generator:
     """Runs model calls on one engine."""
 
@@ -329,7 +333,7 @@ class Generator:
         self.activity = ActivityTimer()
 
     async def respond(self, call: GenerationCall, record: Record) -> Response:
-        await self._run(call, record, lambda update: None, lambda flow: None)
+        await self._run(call, record, _ignore, _ignore)
         return Response(body=call.serializer.whole(), content_type="application/json", headers=call.headers())
 
     async def stream(self, call: GenerationCall, record: Record) -> StreamingResponse:
@@ -364,14 +368,6 @@ class Generator:
         return [task.result() for task in tasks]
 
     async def _run(self, call: GenerationCall, record: Record, on_update: OnUpdate, on_flow: OnFlow) -> None:
-        with tracing.span(f"chat {call.state.model}", kind="client") as span:
-            try:
-                await self._generate(call, record, on_update, on_flow)
-            finally:
-                if tracing.is_on():
-                    span.set(_described(call))
-
-    async def _generate(self, call: GenerationCall, record: Record, on_update: OnUpdate, on_flow: OnFlow) -> None:
         """Run the jobs to their end and record the response. Raises ApiError, EngineUnsupported, and the errors of
         ``on_update``."""
         timer = call.timer
@@ -387,22 +383,25 @@ class Generator:
                 return True
             return not timer.first_token and self.activity.idle_s() < call.timeout_s
 
-        try:
-            async with Watchdog(lambda: call.timeout_s, suspended=suspended) as watchdog:
-                timer.engine_since = time.perf_counter()
-                if len(call.jobs) == 1:
-                    consumer = DeltaConsumer(call.jobs[0], timer, self.activity, on_update)
-                    await self._run_job(consumer, on_flow)
-                else:
-                    await self._run_jobs(call, on_update, on_flow)
-                watchdog.kick()
-                await record(call)
-        except TimeoutError as error:
-            raise ApiError(504, f"no progress in {call.timeout_s:g} s", code="progress_timeout") from error
-        except EngineUnsupported:
-            raise
-        except EngineError as error:
-            raise api_error(error, retry=True) from error
+        with tracing.span(f"chat {call.state.model}", kind="client") as span:
+            try:
+                async with Watchdog(lambda: call.timeout_s, suspended=suspended) as watchdog:
+                    timer.engine_since = time.perf_counter()
+                    if len(call.jobs) == 1:
+                        await self._run_job(DeltaConsumer(call.jobs[0], timer, self.activity, on_update), on_flow)
+                    else:
+                        await self._run_jobs(call, on_update, on_flow)
+                    watchdog.kick()
+                    await record(call)
+            except TimeoutError as error:
+                raise ApiError(504, f"no progress in {call.timeout_s:g} s", code="progress_timeout") from error
+            except EngineUnsupported:
+                raise
+            except EngineError as error:
+                raise api_error(error, retry=True) from error
+            finally:
+                if tracing.is_on():
+                    span.set(_described(call))
 
     async def _run_jobs(self, call: GenerationCall, on_update: OnUpdate, on_flow: OnFlow) -> None:
         consumers = [DeltaConsumer(job, call.timer, self.activity, on_update) for job in call.jobs]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 
 from areal.dataclasses import dataclass, field, replace
@@ -12,7 +11,6 @@ from areal.services.dialects import assistant_message
 from areal.services.http.errors import ApiError, bad_field, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object
 from areal.services.http.service import SECONDS, TOKEN_SECONDS, Handler, Metrics, json_response
-from areal.services.inference.data_proxy import anthropic, responses
 from areal.services.inference.data_proxy.control import EngineControl
 from areal.services.inference.data_proxy.fields import Fields, check_logprobs, dialect_field_names
 from areal.services.inference.data_proxy.generation import (
@@ -106,7 +104,6 @@ DEFAULT_MODEL = "default"  # agents may use this name for their session's model
 _MAX_WHOLE_TOKENS = 65_536  # the longest response that is decoded in one step, which takes a few milliseconds
 _BATCHED_TOKENS = 16
 _ENGINE_POLL_S = 10.0  # the shortest deadline that surely spans several engine polls, every 1 or 2 s
-_NO_DIALECT = nullcontext()
 _TOKEN_CHARS = 3  # approximate length of a token's text
 
 
@@ -220,8 +217,8 @@ class ModelCalls:
             "/v1/completions": lambda fields: ParsedRequest(
                 read_completion(fields, self._codec, self._capabilities), CompletionSerializer, "cmpl-"
             ),
-            "/v1/responses": lambda fields: self._translated(responses.translate(fields, self._template_uses), "resp_"),
-            "/v1/messages": lambda fields: self._translated(anthropic.translate(fields, self._template_uses), "msg_"),
+            "/v1/responses": self._response,
+            "/v1/messages": self._message,
         }
         answers: dict[str, Handler] = {path: partial(self._answer, parse=parse) for path, parse in parsers.items()}
         return {**answers, "/v1/messages/count_tokens": self._count_tokens}
@@ -229,13 +226,10 @@ class ModelCalls:
     async def _count_tokens(self, request: Request) -> AnyResponse:
         """Respond with the length of a prompt in tokens; nothing is generated."""
         self._control.check_serving()
-        self._recorders.authenticate(request.headers)
+        self._recorders.authenticate(request)
         body = await request.read(self._config.max_body_bytes)
 
-        def parse(fields: Fields) -> ParsedRequest:
-            return self._translated(anthropic.translate(fields, self._template_uses, counting=True), "msg_")
-
-        parsed = self._parse(decode_object(body), parse)
+        parsed = self._parse(decode_object(body), partial(self._message, counting=True))
         prompt = parsed.generation.chat
         assert prompt is not None
         text = await self._pool.run(prompt.text, len(body) * RENDER_US)
@@ -281,6 +275,16 @@ class ModelCalls:
         serializer = partial(ChatSerializer, custom=generation.parsing.tools.custom)
         return ParsedRequest(generation, serializer, "chatcmpl-")
 
+    def _response(self, fields: Fields) -> ParsedRequest:
+        from areal.services.inference.data_proxy import responses  # imported when the dialect is used
+
+        return self._translated(responses.translate(fields, self._template_uses), "resp_")
+
+    def _message(self, fields: Fields, *, counting: bool = False) -> ParsedRequest:
+        from areal.services.inference.data_proxy import anthropic
+
+        return self._translated(anthropic.translate(fields, self._template_uses, counting=counting), "msg_")
+
     def _template_uses(self, variable: str) -> bool:
         return self._codec.chat is not None and self._codec.chat.template.uses(variable)
 
@@ -296,15 +300,20 @@ class ModelCalls:
 
     async def _answer(self, request: Request, parse: Parse) -> AnyResponse:
         self._control.check_serving()
-        caller = self._recorders.authenticate(request.headers)
+        caller = self._recorders.authenticate(request)
         body = await request.read(self._config.max_body_bytes)
         timer = CallTimer(time.perf_counter())
         parsed = self._parse(decode_object(body), parse)
-        async with self._recorders.open(caller, request.headers, body) as recorder:
+
+        async def answer(recorder: CallRecorder) -> AnyResponse:
             if recorder.replayed is not None:
                 return await self._replay(request, parsed, recorder, timer)
-            with dialect_field_names(parsed.error_names) if parsed.error_names else _NO_DIALECT:
+            if not (names := parsed.error_names):
                 return await self._generate(request, parsed, recorder, timer, len(body))
+            with dialect_field_names(names):
+                return await self._generate(request, parsed, recorder, timer, len(body))
+
+        return await self._recorders.run(caller, request.headers, body, answer)
 
     async def _generate(
         self, request: Request, parsed: ParsedRequest, recorder: CallRecorder, timer: CallTimer, size: int
@@ -435,10 +444,7 @@ class ModelCalls:
         self._metrics.count(state, call.timer)
         if not recorder.records(generation.store):
             return
-        samples = await self._pool.run(
-            lambda: samples_of(state, generation.sampling.temperature, recorder.conversation, place),
-            DECODE_US * sum(len(choice.token_ids) for choice in state.choices),
-        )
+        samples = samples_of(state, generation.sampling.temperature, recorder.conversation, place)
         await recorder.record(state.answer_id, state.model, state.created, samples)
 
 

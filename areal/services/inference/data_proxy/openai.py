@@ -8,12 +8,12 @@ engines with grammars constrain to the tool's schema.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from areal.conversation import RESERVED, Template
-from areal.conversation.messages import message_text, read_tools
+from areal.conversation import RESERVED, Conversation, Template
+from areal.conversation.messages import are_plain, message_text, read_tools
 from areal.dataclasses import dataclass, replace
-from areal.dataset.images import MAX_IMAGES
 from areal.errors import UsageFault
 from areal.services.dialects import function_of, with_function_calls
 from areal.services.http.errors import bad_field, bad_request, unsupported
@@ -43,7 +43,7 @@ from areal.services.inference.data_proxy.prompts import ChatPrompt, read_convers
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import Capabilities
 from areal.wire.parsers import NO_PARSER, REASONING_PARSERS, TOOL_CALL_PARSERS, WHOLE, parser_conflict
-from areal.wire.sampling import WHOLE_RANGES, SamplingParams
+from areal.wire.sampling import MAX_IMAGES, WHOLE_RANGES, SamplingParams
 
 # Tools of a request, and the parsing of its response.
 
@@ -56,6 +56,12 @@ class Parsers:
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
+
+    @cached_property
+    def without_tools(self) -> ResponseParsing:
+        """How the response to a request without tools is parsed."""
+        form = self.tools if self.tools is not None and self.tools.whole else None
+        return ResponseParsing(self.reasoning, ToolUse(form=form))
 
 
 def load_parsers(tool_call_parser: str | None, reasoning_parser: str | None, template: str | None) -> Parsers:
@@ -96,7 +102,7 @@ class ResponseParsing:
     reasoning: ReasoningFormat | None = None
     tools: ToolUse = ToolUse()
 
-    @property
+    @cached_property
     def markers(self) -> frozenset[str]:
         """Texts to keep in the response even if they are special tokens."""
         reasoning, form = self.reasoning, self.tools.form
@@ -142,9 +148,8 @@ _TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 
 def read_tool_use(fields: Fields, template: Template, parsers: Parsers, capabilities: Capabilities) -> ToolUse:
     """Read a request's tools and tool choice. Raises 400 naming the field."""
-    unused = ToolUse(form=parsers.tools if parsers.tools is not None and parsers.tools.whole else None)
     if fields.has_none(_TOOL_FIELDS):
-        return unused
+        return parsers.without_tools.tools
     given = [tool for tool in fields.items("tools") if not left_out_tool(fields, tool, ("function", "custom"))]
     with template_refusals():
         tools = list(read_tools(list(map(function_of, given))))
@@ -168,7 +173,7 @@ def read_tool_use(fields: Fields, template: Template, parsers: Parsers, capabili
             )
             raise unsupported("tool_choice", why)
     if not tools or mode == "none":
-        return unused
+        return parsers.without_tools.tools
     if one_call and parsers.tools is None:
         raise unsupported("parallel_tool_calls", _NO_PARSER)
     if not template.uses("tools"):
@@ -246,6 +251,10 @@ _NOT_IN_CHAT = {
     "audio": "the model writes text only",
     "prompt_logprobs": "completions tell them, of a prompt that the caller knows",
 }
+_OTHER_FORMS = frozenset({*_NOT_IN_CHAT, "function_call", "web_search_options", "modalities"})
+_RENDERING_FIELDS = frozenset(
+    {"continue_final_message", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort"}
+)
 _NOT_IN_COMPLETIONS = {"suffix": "the model only continues a text"}
 
 MakePrompt = Callable[[int | None], list[int]]
@@ -293,21 +302,23 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
     if chat is None or tool_chat is None:
         message = "this model has no chat template: use /v1/completions, or give the model one"
         raise bad_request(message, param="messages", code="no_chat_template")
-    fields.refuse(_NOT_IN_CHAT)
-    if fields.take("function_call", "auto") not in ("auto", "none"):
-        raise unsupported("function_call", "it is the old form of tool_choice")
-    if fields.given("web_search_options"):  # an empty object asks for a search too
-        fields.accept(("web_search_options",))
-        fields.name_left_out("web_search_options")
-    if fields.take("modalities", ["text"]) not in (["text"], []):
-        raise unsupported("modalities", "the model writes text only")
-    client_messages = with_function_calls(fields.take("messages"))
-    conversation = read_conversation(client_messages)
+    if not fields.has_none(_OTHER_FORMS):
+        _refuse_other_forms(fields)
+    client_messages = fields.take("messages")
+    if isinstance(client_messages, list) and client_messages and are_plain(client_messages):
+        conversation = Conversation(tuple(client_messages))
+    else:
+        client_messages = with_function_calls(client_messages)
+        conversation = read_conversation(client_messages)
     tools = read_tool_use(fields, tool_chat.template, parsers, capabilities)
     chat = tool_chat if tools.shown else chat
-    continued = _continues_last_message(fields, conversation.messages, forced=bool(tools.primer))
-    variables = _template_variables(fields, chat.template)
-    parsing = ResponseParsing(None if continued else parsers.reasoning, tools)
+    continued, variables = False, dict[str, Any]()
+    if not fields.has_none(_RENDERING_FIELDS):
+        continued = _continues_last_message(fields, conversation.messages, forced=bool(tools.primer))
+        variables = _template_variables(fields, chat.template)
+    parsing = parsers.without_tools
+    if continued or tools is not parsing.tools:
+        parsing = ResponseParsing(None if continued else parsers.reasoning, tools)
     wants_logprobs, top = fields.flag("logprobs"), _alternatives(fields, "top_logprobs", codec, capabilities)
     if top and not wants_logprobs:
         raise bad_field("top_logprobs", "needs logprobs: true")
@@ -320,15 +331,27 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
     prompt = ChatPrompt(
         codec,
         chat,
-        replace(conversation, tools=tuple(tools.shown or ())),
+        Conversation(conversation.messages, tuple(tools.shown)) if tools.shown else conversation,
         variables,
         parsing.prompt_end if tools.primer else None,
-        add_generation_prompt=variables.pop("add_generation_prompt"),
+        add_generation_prompt=variables.pop("add_generation_prompt", True),
         is_open=continued,
         has_reasoning=parsing.has_reasoning,
     )
     store, ignored = _read_rest(fields)
     return GenerationRequest(sampling, options, ignored, store, parsing=parsing, messages=client_messages, chat=prompt)
+
+
+def _refuse_other_forms(fields: Fields) -> None:
+    """Take the fields of ``_OTHER_FORMS``. Raises 400 for a value that has an effect."""
+    fields.refuse(_NOT_IN_CHAT)
+    if fields.take("function_call", "auto") not in ("auto", "none"):
+        raise unsupported("function_call", "it is the old form of tool_choice")
+    if fields.given("web_search_options"):  # an empty object asks for a search too
+        fields.accept(("web_search_options",))
+        fields.name_left_out("web_search_options")
+    if fields.take("modalities", ["text"]) not in (["text"], []):
+        raise unsupported("modalities", "the model writes text only")
 
 
 def _read_rest(fields: Fields) -> tuple[bool, tuple[str, ...]]:

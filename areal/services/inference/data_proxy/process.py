@@ -259,7 +259,7 @@ def _add_model_routes(
 
     async def listed(request: Request) -> Response:
         if resolver is not None:
-            resolver.resolve_active(request.headers)
+            resolver.resolve_active(request)
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "areal"} for name in models.names]
         return json_response({"object": "list", "data": data, "models": models.names})
 

@@ -105,7 +105,7 @@ class JournalSessionRoutes:
             raise bad_field("api_key", "has the form of a key of this service, but no session has it")
 
     async def reward(self, request: Request) -> Response:
-        caller = self._callers.resolve(request.headers)
+        caller = self._callers.resolve(request)
         body = await read_body(request, SetReward, _BODY_BYTES)
         self._check_name(body.model)
         value = check_reward(body.reward)
@@ -121,7 +121,7 @@ class JournalSessionRoutes:
         return json_response(asdict(answer))
 
     async def end(self, request: Request) -> Response:
-        caller = self._callers.resolve(request.headers)
+        caller = self._callers.resolve(request)
         body = await read_body(request, EndSession, _BODY_BYTES, empty=b"{}")
         if body.group_id is not None:
             if not caller.admin:

@@ -8,16 +8,15 @@ its error code and is not scored.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from areal.dataclasses import dataclass, field
 from areal.http import headers as names
 from areal.services.http.auth import AdminKey, presented_key, unknown_key
 from areal.services.http.errors import ApiError, unsupported
-from areal.services.http.messages import idempotency_key
+from areal.services.http.messages import AnyResponse, Request, idempotency_key
 from areal.services.inference.engines.base import Capabilities
 from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.journal import SessionJournal
@@ -71,16 +70,16 @@ class CallerResolver:
     _store: TrajectoryStore
     _key: AdminKey | None
 
-    def resolve(self, headers: Mapping[str, str]) -> Caller:
+    def resolve(self, request: Request) -> Caller:
         """Return the caller. Raises 401 for an unknown key, 421 for a session that another data proxy holds."""
-        self._store.require(headers)
+        self._store.require(request.headers)
+        if request.by_admin:
+            return self._human()
         try:
-            key = presented_key(headers)
+            key = presented_key(request.headers)
         except ApiError:
             if self._key is not None:
                 raise
-            return self._human()
-        if self._key is not None and self._key.matches(key):
             return self._human()
         held = self._store.holder_of_key(key)
         if held is not None:
@@ -92,9 +91,9 @@ class CallerResolver:
             return self._human()
         raise unknown_key()
 
-    def resolve_active(self, headers: Mapping[str, str]) -> Caller:
+    def resolve_active(self, request: Request) -> Caller:
         """Return the caller as ``resolve`` does. Raises also 409 for a session that has ended."""
-        caller = self.resolve(headers)
+        caller = self.resolve(request)
         session = caller.journal.session(caller.session)
         if session is None or session.state is not SessionState.ACTIVE:
             raise ApiError(409, "the session has ended", code="session_ended")
@@ -237,8 +236,11 @@ class CallRecorder:
             await _count_failure(self._caller, ApiError(502, "", code=code))
 
 
+Answer = Awaitable[AnyResponse]
+
+
 class CallRecorders:
-    """Opens a recorder for each model call. ``store`` None: nothing is recorded."""
+    """Makes the recorder of each model call. ``store`` None: nothing is recorded."""
 
     def __init__(
         self, store: TrajectoryStore | None, key: AdminKey | None, capabilities: Capabilities | None = None
@@ -247,17 +249,18 @@ class CallRecorders:
         self._callers = CallerResolver(store, key) if store is not None else None
         self._flights = CallsInFlight()
 
-    def authenticate(self, headers: Mapping[str, str]) -> Caller | None:
+    def authenticate(self, request: Request) -> Caller | None:
         """Return the caller; None without a store. Raises 401, 421, and 409 for a session that has ended."""
-        return self._callers.resolve_active(headers) if self._callers is not None else None
+        return self._callers.resolve_active(request) if self._callers is not None else None
 
-    @contextlib.asynccontextmanager
-    async def open(self, caller: Caller | None, headers: Mapping[str, str], body: bytes) -> AsyncIterator[CallRecorder]:
-        """Open the recorder of one call. Raises 507 at once if the journal accepts no more records, 422 for an
-        Idempotency-Key that was used with another body, 421 if another data proxy holds the session."""
+    async def run(
+        self, caller: Caller | None, headers: Mapping[str, str], body: bytes, answer: Callable[[CallRecorder], Answer]
+    ) -> AnyResponse:
+        """Return the answer to one call, given its recorder. Raises what ``answer`` raises, 507 at once if the journal
+        accepts no more records, 422 for an Idempotency-Key that was used with another body, 421 if another data proxy
+        holds the session."""
         if caller is None:
-            yield CallRecorder(None)
-            return
+            return await answer(CallRecorder(None))
         with caller.journal.in_use():
             await caller.journal.check_writable()
             key = idempotency_key(headers)
@@ -274,13 +277,12 @@ class CallRecorders:
                 row = await self._flights.join(identity)
                 found = await (caller.journal.answer(row) if row is not None else caller.journal.replay(identity))
                 if found:
-                    yield CallRecorder(caller, identity, found)
-                    return
+                    return await answer(CallRecorder(caller, identity, found))
                 if not self._flights.running(identity):
                     break
             with self._flights.leading(identity) as flight:
                 try:
-                    yield CallRecorder(caller, identity, None, flight, self.seeds)
+                    return await answer(CallRecorder(caller, identity, None, flight, self.seeds))
                 except ApiError as error:
                     await _count_failure(caller, error)
                     raise

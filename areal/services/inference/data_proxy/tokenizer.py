@@ -16,9 +16,8 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import ContextVar
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -299,8 +298,8 @@ class TextCodec:
     def _chat(self, template: Template, end_ids: Sequence[int], added_ids: frozenset[int]) -> Chat:
         return Chat(
             template,
-            encode=lambda text: self.encode(text, add_special_tokens=False),
-            decode=lambda ids: self.decode(ids, skip_special=False),
+            encode=partial(self.encode, add_special_tokens=False),
+            decode=partial(self.decode, skip_special=False),
             eos_ids=end_ids,
             added_ids=added_ids,
             bytewise=self._byte_level,
@@ -309,7 +308,7 @@ class TextCodec:
     def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
         """Encode a text. Raises TooLong if it surely has more than ``most`` tokens, and Abandoned."""
         check_wanted()
-        if len(text) * ENCODE_US > _INLINE_US and budget_in_use() is _INLINE:
+        if len(text) * ENCODE_US > _INLINE_US and budget_in_use().budget is _INLINE:
             raise TakesLonger("the text is long")
         if len(text) > _LONG and (ids := encoded_in_pieces(self._tokens, text, _Bound(most))) is not None:
             before, after = self._around if add_special_tokens else ([], [])
@@ -420,10 +419,13 @@ class CodecPool:
     async def run(self, work: Callable[[], _T], cost_us: float) -> _T:
         """Run ``work``, which takes about ``cost_us``. When the caller is cancelled, queued work is dropped and running
         work stops at its next ``check_wanted``."""
-        try:
-            if cost_us <= _INLINE_US:
-                with suppress(TakesLonger), _INLINE.used():
+        if cost_us <= _INLINE_US:
+            try:
+                with _INLINE.used():
                     return work()
+            except TakesLonger:  # than its length says
+                pass
+        try:
             return await self._in_thread(self._executor, work, _IN_POOL)
         except TakesLonger:
             return await self._in_thread(self._slow, work, TemplateBudget())

@@ -1,7 +1,7 @@
 """The contract between a data proxy and a token engine: token ids in, token ids out.
 
-A token engine samples; the data proxy handles text (templates, stop strings, detokenization). ``generate`` yields a
-delta per flush and ends once each choice has its finish reason. Closing the iterator early cancels the call in the
+A token engine samples; the data proxy handles text (templates, stop strings, detokenization). ``stream_to`` passes a
+delta per flush to a function and returns once each choice has its finish reason. Cancelling it cancels the call in the
 engine.
 
 Every sampled token, end-of-text included, is in exactly one delta, with the version of the weights that sampled it and
@@ -14,9 +14,8 @@ Temperature 0 is greedy, with log-probabilities of ``softmax(logits)``, since th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -214,9 +213,10 @@ OnFlow = Callable[[FlowControl], None]
 class TokenGenerator(Protocol):
     capabilities: Capabilities
 
-    def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
-        """Yield the deltas of a call. Raises EngineUnavailable or EngineRefused before the first delta, EngineFailed at
-        any time.
+    async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
+        """Run a call, and call ``sink`` with each delta, without a task switch. An exception in ``sink`` ends the call.
+        ``flowing`` is called before the first delta of a stream with an object that can pause it. Raises
+        EngineUnavailable or EngineRefused before the first delta, EngineFailed at any time.
 
         A stream that ends before each choice has its finish reason has failed too; the caller must check this.
         """
@@ -224,11 +224,6 @@ class TokenGenerator(Protocol):
 
 class TokenEngine(TokenGenerator, Protocol):
     """The client of one engine process."""
-
-    async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        """Run the call as ``generate`` does, and call ``sink`` with each delta, without a task switch. An exception in
-        ``sink`` ends the call. ``flowing`` is called before the first delta with an object that can pause the engine's
-        stream."""
 
     async def abort(self, request_id: str) -> None:
         """Stop the call in the engine. Best effort; never raises EngineError."""
@@ -416,11 +411,12 @@ async def _next_token(
     call = EngineCall(f"probe-{secrets.token_hex(8)}", (prompt,), params)
     sampled: dict[int, float] = {}
     likeliest: dict[int, float] = {}
-    async with contextlib.aclosing(engine.generate(call)) as deltas:
-        async for delta in deltas:
-            sampled |= dict(zip(delta.token_ids, delta.logprobs, strict=True))
-            for entry in delta.top_logprobs or ():
-                likeliest |= dict(entry)
+    deltas: list[EngineDelta] = []
+    await engine.stream_to(call, deltas.append, lambda flow: None)
+    for delta in deltas:
+        sampled |= dict(zip(delta.token_ids, delta.logprobs, strict=True))
+        for entry in delta.top_logprobs or ():
+            likeliest |= dict(entry)
     return sampled, likeliest
 
 

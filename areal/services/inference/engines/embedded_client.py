@@ -23,7 +23,6 @@ from areal.services.inference.engines.transport import (
     EngineClient,
     GenerateRequest,
     JsonLines,
-    JsonWhole,
     sampling_fields,
     typed,
     weight_source,
@@ -60,7 +59,7 @@ class EmbeddedClient(EngineClient):
             body["stream_interval"] = call.stream_interval
         if call.response_format is not None:
             body["response_format"] = call.response_format
-        return "/generate", body, JsonLines(_read) if call.stream else JsonWhole(_read)
+        return "/generate", body, JsonLines(_read)
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
         body = {"input_ids": list(prompt), "top_logprobs": top, **({} if adapter is None else {"adapter": adapter})}

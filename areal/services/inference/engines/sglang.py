@@ -65,7 +65,7 @@ from areal.services.inference.engines.transport import (
     EventVersions,
     GenerateRequest,
     JsonEvents,
-    JsonWhole,
+    JsonLines,
     Pace,
     adapters_of,
     check_event,
@@ -120,7 +120,7 @@ class SglangClient(EngineClient):
         offsets = StreamOffsets(call, self.capabilities, self._pace, EventVersions(self._version))
         body = wire_body(call)
         if has_spans and not call.stream:
-            return "/generate", {**body, "stream": False}, JsonWhole(offsets.deltas)
+            return "/generate", {**body, "stream": False}, JsonLines(offsets.deltas)
         if has_spans:
             body["sampling_params"]["stream_interval"] = max(call.stream_interval, self._pace.interval)
         return "/generate", {**body, "stream": True}, JsonEvents(offsets.deltas)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from itertools import chain
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import orjson
 
 from areal.dataclasses import dataclass, field
-from areal.http.client import CallFailed, Connection, HttpClient, Lines, NotConnected, Window, event_payloads
+from areal.http.client import CallFailed, HttpClient, Lines, NotConnected, Window, event_payloads
 from areal.services.inference.engines.base import (
     UNKNOWN_VERSION,
     Broadcast,
@@ -192,21 +192,6 @@ class JsonLines:
         return ()
 
 
-class JsonWhole(JsonLines):
-    """Parses an answer at its end: one JSON object, or several lines of them."""
-
-    def __init__(self, read: ReadObject) -> None:
-        super().__init__(read)
-        self._parts: list[bytes] = []
-
-    def feed(self, part: bytes) -> Iterable[EngineDelta]:
-        self._parts.append(part)
-        return ()
-
-    def end(self) -> Iterable[EngineDelta]:
-        return self._deltas(self._lines.feed(b"".join([*self._parts, b"\n"])))
-
-
 class JsonEvents(JsonLines):
     """Reads server-sent events with a JSON object each, until ``[DONE]``."""
 
@@ -279,7 +264,7 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 GenerateRequest = tuple[str, Mapping[str, object], JsonLines]
-"""Path, body and reader of the answer."""
+"""Path, body and reader of the answer. The body's ``stream``: whether the answer comes in parts."""
 
 
 class EngineClient(ABC):
@@ -343,37 +328,16 @@ class EngineClient(ABC):
         self._url = url.rstrip("/")
         self._forget_engine()
 
-    async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
-        path, body, reader = self._request(call)
-        async with self._post(path, body) as answer:
-            while part := await answer.part():
-                for delta in reader.feed(part):
-                    yield delta
-            for delta in reader.end():
-                yield delta
-
     async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        """Pass deltas to ``sink`` inside a callback of the loop, merged over a short window."""
+        """Pass the deltas of a stream to ``sink`` inside a callback of the loop, merged over a short window; those of a
+        whole answer at its end."""
         path, body, reader = self._request(call)
+        is_whole = not body["stream"]
 
         def feed(part: bytes) -> None:
             for delta in reader.feed(part):
                 sink(delta)
 
-        async with self._post(path, body) as answer:
-            flowing(answer)
-            await answer.stream_to(feed, window=self._window)
-            for delta in reader.end():
-                sink(delta)
-
-    def _flush(self) -> None:
-        """Deliver all deltas that have arrived, of all generations."""
-        self._window.end()
-
-    @contextlib.asynccontextmanager
-    async def _post(self, path: str, body: Mapping[str, object]) -> AsyncIterator[Connection]:
-        """Yield a response with status 200, its body unread. Leaving early closes the connection."""
-        is_whole = not body.get("stream", True)
         self._calls[path] += 1
         self._whole_calls += is_whole
         try:
@@ -383,7 +347,13 @@ class EngineClient(ABC):
                     while len(error) < _MOST_ERROR_BYTES and (part := await answer.part()):
                         error += part
                     raise _failure(answer.status, error)
-                yield answer
+                if is_whole:
+                    feed(await answer.whole() + b"\n")
+                    return
+                flowing(answer)
+                await answer.stream_to(feed, window=self._window)
+                for delta in reader.end():
+                    sink(delta)
         except NotConnected as error:
             raise EngineUnavailable("the engine does not answer") from error
         except CallFailed as error:
@@ -391,6 +361,10 @@ class EngineClient(ABC):
         finally:
             self._calls[path] -= 1
             self._whole_calls -= is_whole
+
+    def _flush(self) -> None:
+        """Deliver all deltas that have arrived, of all generations."""
+        self._window.end()
 
     async def _control(self, path: str, body: Mapping[str, object]) -> None:
         """Send a short best-effort call: abort."""

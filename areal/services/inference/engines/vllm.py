@@ -62,7 +62,7 @@ from areal.services.inference.engines.transport import (
     EventVersions,
     GenerateRequest,
     JsonEvents,
-    JsonWhole,
+    JsonLines,
     Pace,
     adapters_of,
     check_event,
@@ -144,7 +144,7 @@ class VllmClient(EngineClient):
             deltas = [read_one(choice, version) for choice in data.get("choices", ())]
             return [replace(delta, index=index) for delta in deltas for index in alike] if alike else deltas
 
-        return route, body, JsonEvents(read) if body["stream"] else JsonWhole(read)
+        return route, body, JsonEvents(read) if body["stream"] else JsonLines(read)
 
     def point_to(self, url: str) -> None:
         super().point_to(url)

@@ -61,7 +61,7 @@ class GatewayRoutes:
 
     def _model_call(self, path: str) -> Handler:
         async def handle(request: Request) -> AnyResponse:
-            tag = None if request.by_admin else await self._keys.journal_of(request.headers)
+            tag = await self._keys.journal_of(request)
             answer = await self._relay.forward(request, path, tag)
             if answer.status == 401 and tag is not None:
                 self._keys.forget(presented_key(request.headers))  # its session has moved or ended
@@ -79,7 +79,7 @@ class GatewayRoutes:
 
     async def _refusal(self, request: Request) -> Response | None:
         """Return the data proxy's refusal of a session's key that is not live, None for any other key. Raises 401."""
-        tag = await self._keys.journal_of(request.headers)
+        tag = await self._keys.journal_of(request)
         if tag is None:
             return None
         reply = await self._journals.call(tag, "GET", "/v1/models", self._journals.for_caller(request))

@@ -267,7 +267,7 @@ class AnswerLines:
 
 _log = logging.getLogger(__name__)
 
-_SILENCE_S = 10.0  # the router's heartbeat comes every two
+_SILENCE_S = 10.0  # the router's heartbeat comes every four
 _GRACE_S = 1.0  # the data proxy's own progress deadline expires first
 _REFRESH_S = 2.0
 _RETRY_FIRST_S = 0.05

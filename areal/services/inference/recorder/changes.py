@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import orjson
@@ -57,8 +57,9 @@ from areal.wire.bodies import Rewarded
 _PREFIXES_AT_A_TIME = 32
 _TOKEN_CANDIDATES = 64  # by tokens alone only the newest turns are tried
 
-Candidate = tuple[int, int, bytes | None]
-"""A turn: its row id, its number of tokens, and their digest (None if it has only messages)."""
+Candidate = tuple[int, int, bytes | None, bytes | None]
+"""A turn: its row id, its number of tokens, their digest (None if it has only messages), and the digest of the
+conversation that its answer completes."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,12 @@ class StoredTurns:
             )
             rows = self.tables.db.execute(query, (self.session, *wanted, self.low)).fetchall()
             if rows:
-                best = max(wanted.index(after) for _, _, _, after in rows)
-                return [(found, total, digest) for found, total, digest, after in rows if after == wanted[best]]
+                best = max(wanted.index(row[3]) for row in rows)
+                return [row for row in rows if row[3] == wanted[best]]
         return []
 
     def newest(self, limit: int) -> list[Candidate]:
-        query = "SELECT id, total, tokens FROM interactions WHERE id>=? AND id<? ORDER BY id DESC LIMIT ?"
+        query = "SELECT id, total, tokens, after FROM interactions WHERE id>=? AND id<? ORDER BY id DESC LIMIT ?"
         return self.tables.db.execute(query, (self.low, row_id(self.session + 1, 0), limit)).fetchall()
 
 
@@ -133,20 +134,17 @@ def _longest_joined(candidates: Sequence[Candidate], prompt: array[int] | None) 
     """Return the candidate whose tokens form the longest prefix of the prompt; the newest if several are equal."""
     if prompt is None:
         return None
-    digests = prefix_digests(prompt, (total for _, total, digest in candidates if digest is not None))
-    joined = [(total, found) for found, total, digest in candidates if digest and digests.get(total) == digest]
+    digests = prefix_digests(prompt, [total for _, total, digest, _ in candidates if digest is not None])
+    joined = [(total, found) for found, total, digest, _ in candidates if digest and digests.get(total) == digest]
     if not joined:
         return None
     total, found = max(joined)
     return Parent(found % SEQUENCES, total)
 
 
-_MOST_BYTES = 2**24
-_SESSION_BYTES, _TURN_BYTES = 1024, 400  # measured
+_MOST_BYTES = 12 * 2**20
+_SESSION_BYTES, _TURN_BYTES = 1024, 300  # measured
 LONGEST = 2**9  # turns of a session that are cached
-
-TurnEntry = tuple[Candidate, bytes | None]
-"""A turn, and the digest of the conversation that its answer completes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -154,8 +152,8 @@ class CachedSession:
     """A session in memory.
 
     ``newest``: the row id of its newest turn. ``turns``: the turns of its last trajectory while that is open, in order;
-    ``answers``: the same turns by the digest of the conversation that their answer completes. ``stored``: there are too
-    many turns to cache, and they are read from disk.
+    ``completed``: the digests of the conversations that their answers complete. ``stored``: there are too many turns to
+    cache, and they are read from disk.
     """
 
     session: SessionRecord
@@ -163,22 +161,20 @@ class CachedSession:
     last: Trajectory | None
     newest: int | None
     turns: list[Candidate] = field(default_factory=list)
-    answers: dict[bytes, list[Candidate]] = field(default_factory=dict)
+    completed: set[bytes | None] = field(default_factory=set)
     stored: bool = False
 
     @property
     def bytes(self) -> int:
         return _SESSION_BYTES + len(self.turns) * _TURN_BYTES
 
-    def add(self, turns: Iterable[TurnEntry]) -> None:
-        for turn, after in turns:
-            self.turns.append(turn)
-            if after is not None:
-                self.answers.setdefault(after, []).append(turn)
+    def add(self, turns: Sequence[Candidate]) -> None:
+        self.turns += turns
+        self.completed.update([turn[3] for turn in turns])
 
     def forget_turns(self, *, stored: bool) -> None:
         self.turns.clear()
-        self.answers.clear()
+        self.completed.clear()
         self.stored = stored
 
 
@@ -190,7 +186,7 @@ class PendingSession:
     base: int | None
     last: Trajectory | None
     newest: int | None
-    added: list[TurnEntry] = field(default_factory=list)
+    added: list[Candidate] = field(default_factory=list)
 
     @property
     def session(self) -> SessionRecord:
@@ -203,18 +199,17 @@ class CachedTurns:
 
     held: CachedSession
     low: int
-    added: Sequence[TurnEntry] = ()
+    added: Sequence[Candidate] = ()
 
     def completing(self, prefixes: Sequence[bytes]) -> list[Candidate]:
         for prefix in reversed(prefixes):
-            found = [turn for turn in self.held.answers.get(prefix, ()) if turn[0] >= self.low]
-            found += [turn for turn, after in self.added if after == prefix and turn[0] >= self.low]
-            if found:
+            turns = [*self.held.turns, *self.added] if prefix in self.held.completed else self.added
+            if found := [turn for turn in turns if turn[3] == prefix and turn[0] >= self.low]:
                 return found
         return []
 
     def newest(self, limit: int) -> list[Candidate]:
-        turns = [*self.held.turns[-limit:], *(turn for turn, _ in self.added)]
+        turns = [*self.held.turns[-limit:], *self.added]
         return [turn for turn in turns[-limit:] if turn[0] >= self.low]
 
 
@@ -281,9 +276,9 @@ class SessionCache:
             return PendingSession(held, held.newest, held.last, held.newest)
         return pending if pending.held is held else None
 
-    def follow(self, pending: PendingSession, last: Trajectory, turns: Sequence[TurnEntry]) -> None:
+    def follow(self, pending: PendingSession, last: Trajectory, turns: Sequence[Candidate]) -> None:
         """Note that this batch has added ``turns`` to the session, in trajectory ``last``."""
-        pending.last, pending.newest = last, turns[-1][0][0]
+        pending.last, pending.newest = last, turns[-1][0]
         pending.added += turns
         self._pending[pending.session.number] = pending
 
@@ -319,7 +314,7 @@ class SessionCache:
         held.last, held.newest = pending.last, pending.newest
         low = row_id(held.session.number, pending.last.first if pending.last is not None else 0)
         if not held.stored:
-            held.add(each for each in pending.added if each[0][0] >= low)
+            held.add([turn for turn in pending.added if turn[0] >= low])
         if len(held.turns) > LONGEST:
             held.forget_turns(stored=True)
         self.held_bytes += held.bytes
@@ -410,10 +405,11 @@ def record(
         return CachedTurns(pending.held, low, pending.added)
 
     kind = TrajectoryKind.TEXT if isinstance(call.samples[0], TextSample) else TrajectoryKind.TOKENS
-    same_kind = last is None or last.phase is not TrajectoryPhase.OPEN or kind_of(turns_of(last)) is kind
+    turns = turns_of(last) if last is not None and last.phase is TrajectoryPhase.OPEN else None
     limit = hitl_limit if session.hitl else None
-    placed = place_turn(session, last, seq, now, limit, same_kind=same_kind)
-    turns = turns_of(placed.trajectory)
+    placed = place_turn(session, last, seq, now, limit, same_kind=turns is None or kind_of(turns) is kind)
+    if turns is None or placed.opened:
+        turns = turns_of(placed.trajectory)
     prompts = [token_array(each.prompt_ids) if isinstance(each, TokenSample) else None for each in call.samples]
     parents = [find_parent(turns, call.conversation, prompt) for prompt in prompts]
     rows = [_row(number, seq + choice, call, choice, parent, now) for choice, parent in enumerate(parents)]
@@ -425,7 +421,7 @@ def record(
     if pending is None:
         cache.forget(number)
     else:
-        cache.follow(pending, placed.trajectory, [((row.id, row.total, row.tokens), row.after) for row in rows])
+        cache.follow(pending, placed.trajectory, [(row.id, row.total, row.tokens, row.after) for row in rows])
     joined = [row_id(number, parent.seq) if parent is not None and parent.shared else None for parent in parents]
     return RecordedCall(placed.trajectory.number, row_id(number, seq), joined)
 

@@ -23,7 +23,7 @@ import sys
 import zlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import groupby
 from typing import Any, TypedDict
@@ -47,31 +47,38 @@ class ConversationDigest:
 
     def after(self, answer: Mapping[str, object]) -> bytes:
         """Return the digest of the conversation followed by ``answer``."""
-        return _following(self.whole, answer)
+        return _digest((answer,), self.whole).whole
 
 
 def digest_conversation(messages: Iterable[Mapping[str, object]]) -> ConversationDigest:
-    answered, last = [], b""
+    return _digest(messages, b"")
+
+
+def _digest(messages: Iterable[Mapping[str, object]], last: bytes) -> ConversationDigest:
+    """Return the digests of a conversation that begins with the one whose digest is ``last``."""
+    answered = []
     for message in messages:
-        last = _following(last, message)
-        if message.get("role") == "assistant":
+        role, content = message.get("role"), message.get("content") or ""
+        if type(content) is str and not message.get("tool_calls"):  # as nearly all
+            encoded = orjson.dumps([role, content, []])
+        else:
+            encoded = _essence(message)
+        last = blake2b(last + encoded, digest_size=DIGEST_BYTES).digest()
+        if role == "assistant":
             answered.append(last)
     return ConversationDigest(tuple(answered), last)
 
 
-def _following(before: bytes, message: Mapping[str, Any]) -> bytes:
+def _essence(message: Mapping[str, Any]) -> bytes:
+    """Return the parts of a message that its digest covers."""
     content, calls = message.get("content") or "", message.get("tool_calls")
-    if not calls and type(content) is str:  # as nearly all
-        encoded = orjson.dumps([message.get("role"), content, []])
-        return blake2b(before + encoded, digest_size=DIGEST_BYTES).digest()
     if isinstance(content, list):  # a list of text parts has the digest of its text
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         texts = [text for text in parts if isinstance(text, str)]
         if len(texts) == len(parts):
             content = "\n".join(texts)
     essence = [message.get("role"), content, [_call(call) for call in calls or ()]]
-    encoded = orjson.dumps(essence, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
-    return blake2b(before + encoded, digest_size=DIGEST_BYTES).digest()
+    return orjson.dumps(essence, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
 
 
 def _call(call: object) -> object:
@@ -333,9 +340,11 @@ class RecentTurns:
         self._turns: OrderedDict[int, tuple[PrefixMatch, int]] = OrderedDict()
 
     def get(self, row: int) -> PrefixMatch | None:
-        known, _ = self._turns.get(row, (None, 0))
-        if known is not None:
-            self.put(row, known)  # more of it may have been decoded, which changes its size
+        known, size = self._turns.get(row, (None, 0))
+        if known is not None and known.bytes != size:
+            self.put(row, known)  # more of it has been decoded
+        elif known is not None:
+            self._turns.move_to_end(row)
         return known
 
     def put(self, row: int, known: PrefixMatch) -> None:
@@ -434,35 +443,46 @@ class CallsInFlight:
         newest = attempts or (running if call.retry else [])
         return newest[-1] if newest else None
 
-    @contextlib.contextmanager
-    def leading(self, call: CallIdentity) -> Iterator[CallInFlight]:
+    def leading(self, call: CallIdentity) -> CallInFlight:
         """Lead a call: repetitions wait until the block ends, whether the call succeeds or fails."""
-        flight = CallInFlight(call)
-        same = self._by_digest.setdefault((call.session, call.digest), [])
-        same.append(flight)
+        return CallInFlight(self, call)
+
+    def begin(self, flight: CallInFlight) -> None:
+        call = flight.call
+        self._by_digest.setdefault((call.session, call.digest), []).append(flight)
         if call.idempotency is not None:
             self._by_key[call.session, call.idempotency] = flight
-        try:
-            yield flight
-        finally:
-            same.remove(flight)
-            if not same:
-                del self._by_digest[call.session, call.digest]
-            if call.idempotency is not None:
-                self._by_key.pop((call.session, call.idempotency), None)
-            flight.over.set()
+
+    def end(self, flight: CallInFlight) -> None:
+        call = flight.call
+        same = self._by_digest[call.session, call.digest]
+        same.remove(flight)
+        if not same:
+            del self._by_digest[call.session, call.digest]
+        if call.idempotency is not None:
+            self._by_key.pop((call.session, call.idempotency), None)
+        flight.over.set()
 
     def __len__(self) -> int:
         return sum(map(len, self._by_digest.values()))
 
 
-@dataclass(eq=False)
 class CallInFlight:
-    """A running call. ``over`` is set at its end; ``recorded``: the row id of its answer, once that is durable."""
+    """A running call, in the block of ``CallsInFlight.leading``. ``over`` is set at its end; ``recorded``: the row id
+    of its answer, once that is durable."""
 
-    call: CallIdentity
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    recorded: int | None = None
+    def __init__(self, flights: CallsInFlight, call: CallIdentity) -> None:
+        self._flights = flights
+        self.call = call
+        self.over = asyncio.Event()
+        self.recorded: int | None = None
+
+    def __enter__(self) -> CallInFlight:
+        self._flights.begin(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._flights.end(self)
 
 
 def other_body() -> ApiError:

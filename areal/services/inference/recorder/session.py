@@ -136,13 +136,11 @@ def place_turn(
     if last is None:
         return TurnPlacement(Trajectory(session.next_trajectory, seq), opened=True)
     last = apply_timeout(last, now)
+    if last.phase is TrajectoryPhase.OPEN and same_kind and (limit is None or seq - last.first < limit):
+        return TurnPlacement(last, opened=False)
     following = Trajectory(max(last.number + 1, session.next_trajectory), seq)
-    if last.phase is TrajectoryPhase.OPEN:
-        full = limit is not None and seq - last.first >= limit
-        return TurnPlacement(following, opened=True) if full or not same_kind else TurnPlacement(last, opened=False)
-    if last.phase is TrajectoryPhase.SEALING:
-        return TurnPlacement(following, opened=True, before=_ready(last, SealReason.CHAT, now))
-    return TurnPlacement(following, opened=True)
+    sealed = _ready(last, SealReason.CHAT, now) if last.phase is TrajectoryPhase.SEALING else None
+    return TurnPlacement(following, opened=True, before=sealed)
 
 
 def parse_kind(text: str | None) -> TrajectoryKind | None:

@@ -211,12 +211,11 @@ class SessionTables:
         name, data = self.db.execute("SELECT name, data FROM interactions WHERE id=?", (row,)).fetchone()
         return unpack(data, f"interaction {name}").header["at"]
 
-    def answered(self, low: int, high: int, limit: int) -> list[tuple[tuple[int, int, bytes | None], bytes | None]]:
-        """Return the first ``limit`` turns in a range: row id, number of tokens and their digest; and the digest of the
+    def answered(self, low: int, high: int, limit: int) -> list[tuple[int, int, bytes | None, bytes | None]]:
+        """Return the first ``limit`` turns in a range: row id, number of tokens and their digest, and the digest of the
         conversation that the turn's answer completes."""
         query = "SELECT id, total, tokens, after FROM interactions WHERE id>=? AND id<? ORDER BY id LIMIT ?"
-        rows = self.db.execute(query, (low, high, limit))
-        return [((found, total, tokens), after) for found, total, tokens, after in rows]
+        return self.db.execute(query, (low, high, limit)).fetchall()
 
     def count(self, low: int, high: int) -> int:
         return self._value("SELECT count(*) FROM interactions WHERE id>=? AND id<?", low, high)

@@ -57,7 +57,7 @@ from areal.wire.routing import CORDONED, DEAD, DECLARED, DRAINING, READY, Readin
 # changes. One JSON object a line, with heartbeats in between. A follower gets all changes since its last line at once,
 # and the whole table if it has fallen far behind. Rapid changes are sent together, to bound the time spent on sending.
 
-HEARTBEAT_S = 2.0
+HEARTBEAT_S = 4.0  # an idle gateway wakes for each
 _COSTLY_S = 0.002  # if encoding a line took longer, the next line waits
 _REST = 5.0  # the wait, as a multiple of the time that encoding the last line took
 _LONGEST_REST_S = 0.5

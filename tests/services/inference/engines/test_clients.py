@@ -22,6 +22,7 @@ from areal.services.inference.engines.base import (
     TokenEngine,
 )
 from areal.wire.sampling import SamplingParams
+from tests.services.inference.engines.deltas import deltas_of
 from tests.services.scripted_api import ScriptedApi, scripted_api
 
 CALL = EngineCall(
@@ -54,7 +55,7 @@ async def engine(kind: str, http: HttpClient, url: str) -> TokenEngine:
 
 
 async def collect(client: TokenEngine, call: EngineCall = CALL) -> list[EngineDelta]:
-    return [delta async for delta in client.generate(call)]
+    return [delta async for delta in deltas_of(client, call)]
 
 
 def tokens_of(deltas: list[EngineDelta]) -> list[tuple[int, float, int]]:
@@ -188,7 +189,7 @@ async def test_sglang_final_spans_correct_event_versions(http: HttpClient, api: 
     sent = asyncio.Event()
     api.replies["POST /generate"] = [_sglang_event([5], 1, None), sent.wait, last, "[DONE]"]
     deltas: list[EngineDelta] = []
-    async for delta in client.generate(CALL):
+    async for delta in deltas_of(client, CALL):
         deltas.append(delta)
         sent.set()
     assert deltas[0].versions == (7,) and deltas[-1].versions == (6, 7)
@@ -251,7 +252,7 @@ async def test_sglang_event_across_update_has_no_version_until_end(http: HttpCli
     read, turns = list[EngineDelta](), [asyncio.Event() for _ in range(3)]
     events = [first, turns[0].wait, second, turns[1].wait, third, turns[2].wait, last, "[DONE]"]
     api.replies["POST /generate"] = events
-    async for delta in client.generate(CALL):
+    async for delta in deltas_of(client, CALL):
         read.append(delta)
         if len(read) <= len(turns):
             turns[len(read) - 1].set()
@@ -334,7 +335,7 @@ async def test_vllm_with_spans_streams_batched_tokens_with_versions(http: HttpCl
     api.replies[SPANS] = [_spanned([5]), updated.wait, _spanned([6, 7, 8]), last, "[DONE]"]
     await client.set_version(6)
     read = list[EngineDelta]()
-    async for delta in client.generate(replace(PLAIN, stream_interval=16)):
+    async for delta in deltas_of(client, replace(PLAIN, stream_interval=16)):
         read.append(delta)
         await client.set_version(7)
         updated.set()
@@ -372,7 +373,7 @@ async def test_vllm_with_spans_pauses_without_draining_streams(http: HttpClient,
     resumed = asyncio.Event()
     last = _spanned([6], [("0", 0, 2)])
     api.replies |= {SPANS: [_spanned([5]), resumed.wait, last, "[DONE]"], "POST /pause": (200, {})}
-    reading = client.generate(PLAIN)
+    reading = deltas_of(client, PLAIN)
     await anext(reading)
     began = asyncio.get_running_loop().time()
     await client.pause()

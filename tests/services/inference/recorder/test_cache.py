@@ -42,7 +42,7 @@ def calls() -> Calls:
 
 def warm_session(number: int, turns: int = 0) -> CachedSession:
     held = CachedSession(SessionRecord(number, "task", "", 0.0), KEY + bytes([number % 256]), Trajectory(0, 0), None)
-    held.add([((number * 2**32 + seq, 1, b"t"), None) for seq in range(turns)])
+    held.add([(number * 2**32 + seq, 1, b"t", None) for seq in range(turns)])
     return held
 
 
@@ -68,7 +68,7 @@ def test_growing_sessions_stay_within_memory_bound() -> None:
     for seq in range(2, 9):
         pending = sessions.pending(3)
         assert pending is not None
-        sessions.follow(pending, Trajectory(0, 0), [((3 * 2**32 + seq, 3, b"d"), None)])
+        sessions.follow(pending, Trajectory(0, 0), [(3 * 2**32 + seq, 3, b"d", None)])
         sessions.settle(committed=True)
     assert {held.session.number: (len(held.turns), held.stored) for held in sessions} == {
         1: (0, True),
@@ -86,7 +86,7 @@ def test_cached_session_bytes_match_memory_use(count: int, turns: int) -> None:
         for number in range(count):
             session = SessionRecord(number, f"task-{number}", f"group-{number}", 0.5 * number)
             held = CachedSession(session, os.urandom(32), Trajectory(0, 0), None)
-            held.add([((number * 2**32 + seq, 1000 + seq, os.urandom(16)), os.urandom(16)) for seq in range(turns)])
+            held.add([(number * 2**32 + seq, 1000 + seq, os.urandom(16), os.urandom(16)) for seq in range(turns)])
             sessions.put(held)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
@@ -131,13 +131,13 @@ def test_draft_is_invisible_until_batch_commit() -> None:
     pending = sessions.pending(1)
     assert pending is not None
     row = 2**32
-    sessions.follow(pending, Trajectory(0, 0), [((row, 3, b"d"), b"after")])
+    sessions.follow(pending, Trajectory(0, 0), [(row, 3, b"d", b"after")])
     held = sessions.get(1)
     assert held is not None and held.newest is None and CachedTurns(held, row).completing([b"after"]) == []
     again = sessions.pending(1)
-    assert again is pending and CachedTurns(held, row, again.added).completing([b"after"]) == [(row, 3, b"d")]
+    assert again is pending and CachedTurns(held, row, again.added).completing([b"after"]) == [(row, 3, b"d", b"after")]
     sessions.settle(committed=True)
-    assert held.newest == row and CachedTurns(held, row).completing([b"after"]) == [(row, 3, b"d")]
+    assert held.newest == row and CachedTurns(held, row).completing([b"after"]) == [(row, 3, b"d", b"after")]
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -155,7 +155,7 @@ def test_reread_session_is_not_mixed_with_running_batch() -> None:
     sessions.put(warm_session(1))
     pending = sessions.pending(1)
     assert pending is not None
-    sessions.follow(pending, Trajectory(0, 0), [((2**32, 3, b"d"), None)])
+    sessions.follow(pending, Trajectory(0, 0), [(2**32, 3, b"d", None)])
     sessions.put(warm_session(1))
     assert sessions.pending(1) is None
     sessions.settle(committed=True)
@@ -167,14 +167,14 @@ def test_overlong_session_turns_are_dropped_until_next() -> None:
     sessions.put(warm_session(1, turns=LONGEST))
     pending = sessions.pending(1)
     assert pending is not None
-    sessions.follow(pending, Trajectory(0, 0), [((2**32 + LONGEST, 3, b"d"), None)])
+    sessions.follow(pending, Trajectory(0, 0), [(2**32 + LONGEST, 3, b"d", None)])
     sessions.settle(committed=True)
     held = sessions.get(1)
     assert held is not None and held.stored and not held.turns and held.newest == 2**32 + LONGEST
     pending = sessions.pending(1)
     assert pending is not None
-    following = (2**32 + LONGEST + 1, 3, b"d")
-    sessions.follow(pending, Trajectory(1, LONGEST + 1), [(following, None)])
+    following = (2**32 + LONGEST + 1, 3, b"d", None)
+    sessions.follow(pending, Trajectory(1, LONGEST + 1), [following])
     sessions.settle(committed=True)
     assert not held.stored and held.turns == [following] and sessions.held_bytes == held.bytes
 

@@ -13,6 +13,7 @@ from tests.services.inference.engines.conformance.conftest import Subject
 from tests.services.inference.engines.conformance.engines import REAL
 from tests.services.inference.engines.conformance.models import MAX_LEN, TOLERANCE, gap
 from tests.services.inference.engines.conformance.test_generation import PROMPT, tokens, told
+from tests.services.inference.engines.deltas import deltas_of
 
 COUNT = 400
 QUIET_S = 0.4
@@ -47,7 +48,7 @@ class Running:
 
 def begin(engine: Subject, prompt: list[int] = PROMPT, *, stream: bool = True) -> Running:
     call = replace(engine.call(prompt, max_new_tokens=COUNT, ignore_eos=True), stream=stream)
-    return Running(engine.client.generate(call))
+    return Running(deltas_of(engine.client, call))
 
 
 async def paused_midway(engine: Subject) -> Running:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -30,6 +29,7 @@ from areal.services.inference.engines.transport import Pace
 from areal.wire.sampling import SamplingParams
 from tests.services.inference.engines.conformance.conftest import Subject
 from tests.services.inference.engines.conformance.models import END, MAX_LEN, TOLERANCE, VOCAB, gap, greedy, logprobs
+from tests.services.inference.engines.deltas import deltas_of
 
 PROMPT = [5, 6, 7, 8]
 SCHEMA = {
@@ -243,21 +243,13 @@ async def test_same_seed_repeats_answer_and_other_seed_differs(engine: Subject) 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_top_logprobs_match_forward_pass(engine: Subject, stream: bool) -> None:
     call = replace(engine.call(PROMPT, max_new_tokens=10, ignore_eos=True, top_logprobs=5), stream=stream)
-    deltas = [delta async for delta in engine.client.generate(call)]
+    deltas = [delta async for delta in deltas_of(engine.client, call)]
     plain = logprobs(engine.models.versions[0], PROMPT, tokens(deltas))
     for row, entry in zip(plain, [entry for delta in deltas for entry in delta.top_logprobs or ()], strict=True):
         assert len(entry) == 5
         values = torch.tensor([value for _, value in entry])
         assert torch.allclose(values, row.topk(5).values, atol=TOLERANCE)
         assert torch.allclose(values, row[[token for token, _ in entry]], atol=TOLERANCE)
-
-
-async def test_generated_deltas_match_streamed_deltas(engine: Subject) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.0, "ignore_eos": True, "top_logprobs": 2}
-    poured = await engine.run(PROMPT, **options)
-    drawn = [delta async for delta in engine.client.generate(engine.call(PROMPT, **options))]
-    assert tokens(drawn) == tokens(poured) and drawn[-1].finish_reason is poured[-1].finish_reason
-    assert len(told(drawn)) == len(told(poured)) == 30
 
 
 async def test_raising_sink_aborts_call_in_engine(engine: Subject) -> None:
@@ -270,9 +262,9 @@ async def test_raising_sink_aborts_call_in_engine(engine: Subject) -> None:
     await engine.idle()
 
 
-async def test_closing_generator_aborts_call_in_engine(engine: Subject) -> None:
+async def test_cancelled_call_is_aborted_in_engine(engine: Subject) -> None:
     async with contextlib.aclosing(
-        engine.client.generate(engine.call(PROMPT, max_new_tokens=480, ignore_eos=True, n=4))
+        deltas_of(engine.client, engine.call(PROMPT, max_new_tokens=480, ignore_eos=True, n=4))
     ) as deltas:
         assert (await anext(deltas)).token_ids
     await engine.idle()
@@ -317,6 +309,6 @@ async def answer_in_schema(engine: Subject) -> tuple[list[int], list[float]]:
     blank = {token: -100.0 for token in range(3, tokenizer.get_vocab_size()) if not tokenizer.decode([token]).strip()}
     sampling = SamplingParams(max_new_tokens=400, temperature=0.3, logit_bias=blank, stop_token_ids=(END,))
     call = EngineCall(f"schema-{id(engine)}", (PROMPT,), sampling, response_format=wanted)
-    deltas = [delta async for delta in engine.client.generate(call)]
+    deltas = [delta async for delta in deltas_of(engine.client, call)]
     assert deltas[-1].finish_reason is FinishReason.STOP
     return tokens(deltas), told(deltas)
