@@ -65,9 +65,11 @@ class Template:
         """Render without a check that the text contains all parts."""
         variables = {**variables, "add_generation_prompt": add_generation_prompt}
         tools = list(conversation.tools) or None
+        if conversation.is_plain:
+            return self.text(self.shaped(conversation), tools, variables)
         texts = [
             call["function"]["arguments"]
-            for message in (() if conversation.is_plain else conversation.messages)
+            for message in conversation.messages
             for call in message.get("tool_calls", ())
             if isinstance(call["function"]["arguments"], str)
         ]

@@ -90,7 +90,7 @@ class JournalStore(Generic[J]):
         self._listed: object = None  # the state of the root when ``elsewhere`` was last read
         self.failures: dict[Path, str] = {}  # why journals could not be opened, as it was logged
         self.started = time.time_ns() // 1000  # of sessions: so that a successor's count goes on above it
-        self._news = asyncio.Event()
+        self._news: asyncio.Event | None = None  # once something waits
         self._appeared = asyncio.Event()  # a journal appeared that the last sweep did not see
         self._adopting = asyncio.Lock()
         self._leaving = asyncio.Lock()
@@ -150,11 +150,13 @@ class JournalStore(Generic[J]):
         return next((journal for journal in self if journal.knows(digest)), None)
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        if self._news is not None:
+            self._news.set()
+            self._news = None
 
     async def wait_news(self, timeout_s: float) -> None:
         """Wait until a journal has news or a journal was adopted, at most ``timeout_s``."""
+        self._news = self._news or asyncio.Event()
         await happens(self._news, timeout_s)
 
     async def run(self) -> None:

@@ -75,7 +75,7 @@ def samples_of(
                 output_ids=token_array(choice.token_ids),
                 logprobs=choice.logprobs,
                 versions=choice.versions,
-                finish_reason=choice.finish_reason.value,
+                finish_reason=choice.finish_reason,
                 temperature=temperature,
                 after=conversation.after(assistant_message(reply)) if conversation is not None else None,
                 place=place,

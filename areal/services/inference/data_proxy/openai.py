@@ -39,7 +39,7 @@ from areal.services.inference.data_proxy.parsers.registry import (
     reasoning_format,
     tool_format,
 )
-from areal.services.inference.data_proxy.prompts import ChatPrompt, read_conversation, template_refusals
+from areal.services.inference.data_proxy.prompts import ChatPrompt, TemplateRefusals, read_conversation
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import Capabilities
 from areal.wire.parsers import NO_PARSER, REASONING_PARSERS, TOOL_CALL_PARSERS, WHOLE, parser_conflict
@@ -151,7 +151,7 @@ def read_tool_use(fields: Fields, template: Template, parsers: Parsers, capabili
     if fields.has_none(_TOOL_FIELDS):
         return parsers.without_tools.tools
     given = [tool for tool in fields.items("tools") if not left_out_tool(fields, tool, ("function", "custom"))]
-    with template_refusals():
+    with TemplateRefusals():
         tools = list(read_tools(list(map(function_of, given))))
     custom = frozenset(
         tool["function"]["name"] for tool, item in zip(tools, given, strict=True) if item.get("type") == "custom"

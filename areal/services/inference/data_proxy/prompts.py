@@ -7,8 +7,7 @@ prompt (``areal.conversation``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from areal.conversation import Branch, Chat, Conversation, ConversationError, normalise
@@ -21,13 +20,15 @@ from areal.services.inference.recorder.records import PrefixMatch
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
-@contextmanager
-def template_refusals() -> Iterator[None]:
-    """Convert errors about a conversation or of a chat template to the client's error, 400 naming the field."""
-    try:
-        yield
-    except ConversationError as error:
-        raise bad_field(error.field, error.problem) from error
+class TemplateRefusals:
+    """Converts errors about a conversation or of a chat template to the client's error, 400 naming the field."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ConversationError):
+            raise bad_field(error.field, error.problem) from error
 
 
 def read_conversation(messages: object) -> Conversation:
@@ -35,7 +36,7 @@ def read_conversation(messages: object) -> Conversation:
     without its nulls, it is an empty text. Raises 400 naming the message and the part."""
     if isinstance(messages, list):
         messages = [{**each, "content": ""} if _is_empty_answer(each) else each for each in messages]
-    with template_refusals():
+    with TemplateRefusals():
         conversation = normalise(messages)
     for index, message in enumerate(conversation.messages):
         if message["role"] not in _ROLES:
@@ -67,7 +68,7 @@ class ChatPrompt:
 
     def text(self) -> str:
         """Render the prompt. Raises ApiError 400 when the template refuses the conversation."""
-        with template_refusals():
+        with TemplateRefusals():
             begins = self.add_generation_prompt and not self.is_open
             text = self.chat.template.render(self.conversation, begins, **self.variables)
             if self.is_open:
@@ -107,7 +108,7 @@ class ChatPrompt:
             text = self.chat.more_text(text, tokens[:count], tokens[count:])
             recorded.decoded = len(tokens), text
         before = self.conversation.head(recorded.place)
-        with template_refusals():
+        with TemplateRefusals():
             added = self.chat.continuation(
                 tokens, before, self.conversation, text=text, reasoning=self.has_reasoning, **self.variables
             )

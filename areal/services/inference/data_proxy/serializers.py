@@ -141,11 +141,13 @@ class _OpenAISerializer(ABC):
 
     def _usage(self) -> dict[str, object]:
         state = self._state
-        prompt = sum(map(len, state.prompts))
-        completion = 0 if state.no_answer else sum(len(choice.token_ids) for choice in state.choices)
+        prompt, completion, reasoning = sum(map(len, state.prompts)), 0, 0
+        for choice in state.choices:
+            completion += 0 if state.no_answer else len(choice.token_ids)
+            reasoning += choice.reasoning_tokens
         usage: dict[str, object] = {"prompt_tokens": prompt, "completion_tokens": completion}
         usage["total_tokens"] = prompt + completion
-        if reasoning := sum(choice.reasoning_tokens for choice in state.choices):
+        if reasoning:
             usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return usage
 

@@ -280,12 +280,14 @@ class CallRecorders:
                     return await answer(CallRecorder(caller, identity, found))
                 if not self._flights.running(identity):
                     break
-            with self._flights.leading(identity) as flight:
-                try:
-                    return await answer(CallRecorder(caller, identity, None, flight, self.seeds))
-                except ApiError as error:
-                    await _count_failure(caller, error)
-                    raise
+            flight = self._flights.begin(identity)
+            try:
+                return await answer(CallRecorder(caller, identity, None, flight, self.seeds))
+            except ApiError as error:
+                await _count_failure(caller, error)
+                raise
+            finally:
+                self._flights.end(flight)
 
 
 async def _count_failure(caller: Caller, error: ApiError) -> None:

@@ -143,22 +143,16 @@ class ByteStream:
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._holds = False  # whether the decoder holds an incomplete character
+        self._rest = b""  # of a character that is incomplete
 
     def push(self, token_ids: Iterable[int]) -> str:
-        data = b"".join(map(self._bytes_of, token_ids))
-        if not self._holds:
-            try:
-                return data.decode()
-            except UnicodeDecodeError:
-                pass
-        text = self._decoder.decode(data)
-        self._holds = bool(self._decoder.getstate()[0])
+        data = self._rest + b"".join(map(self._bytes_of, token_ids))
+        text, read = codecs.utf_8_decode(data, "replace")
+        self._rest = data[read:]
         return text
 
     def flush(self) -> str:
-        return self._decoder.decode(b"", final=True)
+        return self._rest.decode("utf-8", "replace")
 
     def whole(self, token_ids: Sequence[int]) -> str:
         return b"".join(map(self._bytes_of, token_ids)).decode("utf-8", "replace")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from areal.http.client import HttpClient
@@ -137,10 +136,10 @@ def _read(data: dict[str, Any]) -> Iterable[EngineDelta]:
     if "choices" not in data:
         return (read_delta(data),)
     since = float(data.get("after_first_s", 0.0))
-    return [replace(read_delta(choice), after_first_s=since) for choice in data["choices"]]
+    return [read_delta(choice, since) for choice in data["choices"]]
 
 
-def read_delta(data: dict[str, Any]) -> EngineDelta:
+def read_delta(data: dict[str, Any], after_first_s: float = 0.0) -> EngineDelta:
     """Return the delta in one line of the stream. Raises EngineFailed for an error line."""
     if "error" in data:
         error = data["error"]
@@ -155,4 +154,5 @@ def read_delta(data: dict[str, Any]) -> EngineDelta:
         top_logprobs=None if top is None else tuple(tuple((int(t), lp) for t, lp in entry) for entry in top),
         finish_reason=None if finish is None else FinishReason(finish),
         stop_token_id=data.get("stop_token_id"),
+        after_first_s=after_first_s,
     )

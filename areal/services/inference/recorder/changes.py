@@ -188,10 +188,6 @@ class PendingSession:
     newest: int | None
     added: list[Candidate] = field(default_factory=list)
 
-    @property
-    def session(self) -> SessionRecord:
-        return self.held.session
-
 
 @dataclass(frozen=True, slots=True)
 class CachedTurns:
@@ -280,7 +276,7 @@ class SessionCache:
         """Note that this batch has added ``turns`` to the session, in trajectory ``last``."""
         pending.last, pending.newest = last, turns[-1][0]
         pending.added += turns
-        self._pending[pending.session.number] = pending
+        self._pending[pending.held.session.number] = pending
 
     def start(self, session: SessionRecord, key: bytes | None) -> None:
         self._started.append(CachedSession(session, key, None, None))
@@ -391,7 +387,7 @@ def record(
     """Record each choice of a call as a turn. Raises 404 if the session was removed, 409 if it has ended."""
     pending = cache.pending(number)
     if pending is not None:
-        session, newest, last = pending.session, pending.newest, pending.last
+        session, newest, last = pending.held.session, pending.newest, pending.last
     else:
         session = _open_session(tables, number)
         newest = tables.newest(*session_rows(number))

@@ -380,9 +380,6 @@ class CallIdentity:
     call_id: str | None = None
     again: bool = False
 
-    def __post_init__(self) -> None:
-        assert len(self.digest) == DIGEST_BYTES
-
     @property
     def repeatable(self) -> bool:
         return self.retry or self.again or self.idempotency is not None
@@ -425,6 +422,7 @@ class CallsInFlight:
         while (flight := self._leader(call)) is not None:
             if flight.call.digest != call.digest:
                 raise other_body()
+            flight.over = flight.over or asyncio.Event()
             await flight.over.wait()
             if flight.recorded is not None:
                 return flight.recorded
@@ -443,15 +441,13 @@ class CallsInFlight:
         newest = attempts or (running if call.retry else [])
         return newest[-1] if newest else None
 
-    def leading(self, call: CallIdentity) -> CallInFlight:
-        """Lead a call: repetitions wait until the block ends, whether the call succeeds or fails."""
-        return CallInFlight(self, call)
-
-    def begin(self, flight: CallInFlight) -> None:
-        call = flight.call
+    def begin(self, call: CallIdentity) -> CallInFlight:
+        """Lead a call: repetitions wait until ``end``, which follows whether the call succeeds or fails."""
+        flight = CallInFlight(call)
         self._by_digest.setdefault((call.session, call.digest), []).append(flight)
         if call.idempotency is not None:
             self._by_key[call.session, call.idempotency] = flight
+        return flight
 
     def end(self, flight: CallInFlight) -> None:
         call = flight.call
@@ -461,28 +457,21 @@ class CallsInFlight:
             del self._by_digest[call.session, call.digest]
         if call.idempotency is not None:
             self._by_key.pop((call.session, call.idempotency), None)
-        flight.over.set()
+        if flight.over is not None:
+            flight.over.set()
 
     def __len__(self) -> int:
         return sum(map(len, self._by_digest.values()))
 
 
+@dataclass(eq=False)
 class CallInFlight:
-    """A running call, in the block of ``CallsInFlight.leading``. ``over`` is set at its end; ``recorded``: the row id
-    of its answer, once that is durable."""
+    """A running call. ``over`` is set at its end, once a repetition waits for it; ``recorded``: the row id of its
+    answer, once that is durable."""
 
-    def __init__(self, flights: CallsInFlight, call: CallIdentity) -> None:
-        self._flights = flights
-        self.call = call
-        self.over = asyncio.Event()
-        self.recorded: int | None = None
-
-    def __enter__(self) -> CallInFlight:
-        self._flights.begin(self)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._flights.end(self)
+    call: CallIdentity
+    over: asyncio.Event | None = None
+    recorded: int | None = None
 
 
 def other_body() -> ApiError:

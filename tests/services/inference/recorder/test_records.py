@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from array import array
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from areal.services.http.messages import idempotency_key
 from areal.services.inference.recorder import session as names
 from areal.services.inference.recorder.records import (
     CallIdentity,
+    CallInFlight,
     CallsInFlight,
     check_call_id,
     digest_conversation,
@@ -116,6 +119,15 @@ SESSION = ("aaaaaaaa", 1)
 FIRST = CallIdentity(SESSION, b"x" * 16, call_id="c")
 
 
+@contextlib.contextmanager
+def leading(flights: CallsInFlight, call: CallIdentity) -> Iterator[CallInFlight]:
+    flight = flights.begin(call)
+    try:
+        yield flight
+    finally:
+        flights.end(flight)
+
+
 @pytest.mark.parametrize(
     ("second", "waits"),
     [
@@ -131,7 +143,7 @@ FIRST = CallIdentity(SESSION, b"x" * 16, call_id="c")
 )
 async def test_only_same_body_retry_in_session_waits(second: CallIdentity, waits: bool) -> None:
     flights = CallsInFlight()
-    with flights.leading(FIRST):
+    with leading(flights, FIRST):
         task = asyncio.create_task(flights.join(second), name="second")
         await asyncio.sleep(0)
         assert task.done() is not waits
@@ -142,7 +154,7 @@ async def test_only_same_body_retry_in_session_waits(second: CallIdentity, waits
 async def test_same_idempotency_key_waits_and_other_body_is_422() -> None:
     flights = CallsInFlight()
     keyed = replace(FIRST, idempotency=b"k")
-    with flights.leading(keyed):
+    with leading(flights, keyed):
         task = asyncio.create_task(flights.join(keyed), name="second")
         await asyncio.sleep(0)
         assert not task.done()
@@ -157,7 +169,7 @@ async def test_followers_of_failed_leader_run_one_by_one() -> None:
 
     async def call(number: int) -> None:
         await flights.join(keyed)
-        with flights.leading(keyed):
+        with leading(flights, keyed):
             await asyncio.sleep(0.01)
             ran.append(number)
             raise RuntimeError
@@ -168,8 +180,8 @@ async def test_followers_of_failed_leader_run_one_by_one() -> None:
 
 async def test_follower_gets_place_of_its_leader_record() -> None:
     flights = CallsInFlight()
-    with flights.leading(FIRST):
-        with flights.leading(FIRST) as newest:
+    with leading(flights, FIRST):
+        with leading(flights, FIRST) as newest:
             task = asyncio.create_task(flights.join(replace(FIRST, retry=True)), name="retry")
             await asyncio.sleep(0)
             newest.recorded = 7
