@@ -52,7 +52,7 @@ class ServerLimits:
     linger_s: float = 10.0  # for a caller to stop sending and to read its last answer
     linger_bytes: int = 64 * 1024 * 1024  # the most that the caller may still send
     stalled_s: float = 900.0  # for a caller to read any byte of the answer
-    sweep_s: float = 2.0  # between checks of these limits; until then a disconnected caller keeps its buffers
+    sweep_s: float = 4.0  # between checks of these limits; until then a disconnected caller keeps its buffers
 
 
 class BodyBudget:

@@ -314,7 +314,7 @@ def checksum(*values: object) -> int:
 
 
 _MOST_BYTES = 2**24
-_ENTRY_BYTES = 320  # of a turn without tokens: the objects, and its place in two dictionaries
+_ENTRY_BYTES = 400  # of a turn without tokens: the objects, and its place in two dictionaries
 
 
 @dataclass(slots=True)

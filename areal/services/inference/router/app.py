@@ -57,7 +57,7 @@ from areal.wire.routing import CORDONED, DEAD, DECLARED, DRAINING, READY, Readin
 # changes. One JSON object a line, with heartbeats in between. A follower gets all changes since its last line at once,
 # and the whole table if it has fallen far behind. Rapid changes are sent together, to bound the time spent on sending.
 
-HEARTBEAT_S = 4.0  # an idle gateway wakes for each
+HEARTBEAT_S = 2 * IDLE_S  # an idle gateway wakes for each
 _COSTLY_S = 0.002  # if encoding a line took longer, the next line waits
 _REST = 5.0  # the wait, as a multiple of the time that encoding the last line took
 _LONGEST_REST_S = 0.5
@@ -233,7 +233,7 @@ class DeclaredFile:
         while True:
             is_idle = self._serial == self._registry.serial
             self.keep()
-            await asyncio.sleep(until_beat(IDLE_S if is_idle else _PERIOD_S))
+            await asyncio.sleep(until_beat(2 * IDLE_S if is_idle else _PERIOD_S))
             if self._registry.learning and time.monotonic() > learnt_at:
                 self._registry.mark_synced()
 

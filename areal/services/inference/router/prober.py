@@ -19,7 +19,7 @@ from areal.services.journal.keys import is_tag
 T = TypeVar("T")
 _MOST_BYTES = 1024 * 1024
 _MOST_AT_ONCE = 256
-_EXPIRY_PERIOD_S = 1.0  # between checks while a lease may end
+_EXPIRY_PERIOD_S = 1.0  # between checks while a lease may end, and the most that an end is noticed late
 _LATE_S = 1.0
 _LOOK_AGAIN_S = 0.25  # bounds the delay of a worker whose period became shorter
 _REST = 20.0  # the pause, as a multiple of the time that the last check took; delays probes slightly in a large pool
@@ -59,7 +59,7 @@ class Prober:
         if due:
             probes.create_task(self.probe(due), name="probes-due")
         if next_s == math.inf:
-            return until_beat(IDLE_S)  # every worker has a lease; registering without one probes at once
+            return until_beat(2 * IDLE_S)  # every worker has a lease; registering without one probes at once
         took_s = time.monotonic() - now
         return max(min(next_s, _LOOK_AGAIN_S), took_s * _REST)
 
@@ -99,9 +99,10 @@ async def expire_leases(registry: WorkerRegistry) -> None:
     """Expire leases periodically. If the router was suspended, first extend every lease by that time."""
     looked = time.monotonic()
     while True:
-        ends_in_s = registry.next_expiry() - looked
-        period_s = IDLE_S if ends_in_s > IDLE_S + _EXPIRY_PERIOD_S else _EXPIRY_PERIOD_S
-        await asyncio.sleep(planned_s := until_beat(period_s))
+        latest_s = registry.next_expiry() - looked + _EXPIRY_PERIOD_S
+        periods = (2 * IDLE_S, IDLE_S, _EXPIRY_PERIOD_S)
+        planned_s = next((beat for beat in map(until_beat, periods) if beat <= latest_s), _EXPIRY_PERIOD_S)
+        await asyncio.sleep(planned_s)
         late_s = time.monotonic() - looked - planned_s
         looked = time.monotonic()
         if late_s > _LATE_S:
