@@ -142,7 +142,7 @@ def _longest_joined(candidates: Sequence[Candidate], prompt: array[int] | None) 
     return Parent(found % SEQUENCES, total)
 
 
-_MOST_BYTES = 12 * 2**20
+_MOST_BYTES = 2**23
 _SESSION_BYTES, _TURN_BYTES = 1024, 300  # measured
 LONGEST = 2**9  # turns of a session that are cached
 
