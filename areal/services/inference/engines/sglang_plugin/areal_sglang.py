@@ -4,10 +4,16 @@
 
 On the command line, every user of the node could read the key. The server's sockets are in the run's folder, because
 they remain after its end, and are deleted with the folder. This module imports only packages of SGLang's environment.
+
+SGLang serves random values for weights that a folder lacks, so a folder with fewer layers than its config.json names is
+refused.
 """
 
+import json
 import os
+import re
 import runpy
+import struct
 import sys
 import tempfile
 from importlib import import_module
@@ -15,6 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _LONGEST = 90  # bytes; a socket's path has 107
+_LONGEST_HEADER = 100_000_000  # bytes, by safetensors
+_LAYER = re.compile(r"\b(?:layers|h|blocks)\.(\d+)\.")
 
 
 def has_command() -> bool:
@@ -24,7 +32,28 @@ def has_command() -> bool:
         return False
 
 
+def missing_layers(folder: Path) -> str:
+    """Return a message if the safetensors files of a model's folder have fewer layers than its config.json; else "",
+    also for files of other forms, which SGLang checks itself."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        wanted = int(config.get("text_config", config)["num_hidden_layers"])
+        layers: set[int] = set()
+        for path in folder.glob("*.safetensors"):
+            with path.open("rb") as file:
+                (size,) = struct.unpack("<Q", file.read(8))
+                names = json.loads(file.read(min(size, _LONGEST_HEADER)))
+            layers.update(int(found[1]) for found in map(_LAYER.search, names) if found)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, struct.error):
+        return ""
+    if not layers or max(layers) + 1 >= wanted:
+        return ""
+    return f"error: {folder} has the weights of {max(layers) + 1} layers, and its config.json names {wanted}"
+
+
 if __name__ == "__main__":  # its processes import this file again
+    if "--model-path" in sys.argv and (fault := missing_layers(Path(sys.argv[sys.argv.index("--model-path") + 1]))):
+        sys.exit(fault)
     if "AREAL_ENGINE_KEY" in os.environ:
         sys.argv += ["--api-key", os.environ.pop("AREAL_ENGINE_KEY")]
     if len(str(Path.cwd())) <= _LONGEST:
