@@ -28,6 +28,7 @@ _COLUMNS = (
     field("NOTE", "note"),
 )
 _SHOWN = 60  # characters of a value in the table
+_MOST_CHARACTERS = 1 << 20
 
 
 @click.command()
@@ -154,10 +155,16 @@ def _of_areal(file: str, trainer: str | None, overrides: Sequence[str]) -> Draft
 
 
 def _text(path: Path) -> str:
+    from areal.convert.reading import Unread
+
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise NotFound(f"{path} cannot be read: {error}") from error
+    if len(text) > _MOST_CHARACTERS:
+        raise Unread(f"{path}: more than {_MOST_CHARACTERS:,} characters are no configuration of a training run")
+    return text
 
 
 def _choose_backends(draft: Draft, backend: str | None, train: str | None) -> None:

@@ -32,6 +32,22 @@ def adam(draft: Draft, betas: Any, least: Any = None, rate: Any = None, target: 
         draft.set(f"{target}.min_lr_ratio", min(1.0, round(float(least) / float(rate), 9)))
 
 
+def ask_for_version(draft: Draft, earlier: Mapping[str, str], *, is_older: bool) -> None:
+    """Name the defaults that were others in an older version, of which a file has keys. ``earlier``: what they were."""
+    for key, was in earlier.items() if is_older else ():
+        if not draft.is_given(key):
+            taken = f"taken as {draft.values[key]}, set it; " if key in draft.values else ""
+            draft.mark(key, Fate.LOSSY, f"it is not given: {taken}{was}")
+
+
+def drop_critic(draft: Draft, estimator: str, *fates: Fate) -> None:
+    """Leave out the critic, which ``estimator`` does not have, with its keys of these ``fates``."""
+    draft.config.pop("critic", None)
+    for each in draft.entries:
+        if each.key.startswith("critic.") and each.fate in fates:
+            draft.mark(each.key, Fate.IGNORED, f"{estimator} has no critic")
+
+
 def keep_rewards(draft: Draft) -> None:
     """Rewards are not clipped: ``actor.reward_clip`` is 20 by default."""
     draft.set("actor.reward_clip", 1e9)
@@ -81,14 +97,14 @@ def megatron(draft: Draft, sizes: Mapping[str, int], gpus: int, key: str) -> str
 
 
 _SERVED = {
-    "vllm": ("gpu-memory-utilization", "max-model-len", "max-num-seqs", "enforce-eager"),
-    "sglang": ("mem-fraction-static", "context-length", "max-running-requests", "disable-cuda-graph"),
+    "vllm": ("gpu-memory-utilization", "max-model-len", "max-num-seqs", "enforce-eager", "dtype"),
+    "sglang": ("mem-fraction-static", "context-length", "max-running-requests", "disable-cuda-graph", "dtype"),
 }
 
 
 def engine_flags(draft: Draft, engine: str, *keys: str) -> None:
-    """Set the engine's flags for memory, length, requests at once and eager mode, from the source's ``keys`` in this
-    order ("" for none)."""
+    """Set the engine's flags for memory, length, requests at once, eager mode and precision, from the source's ``keys``
+    in this order ("" for none)."""
     for key, flag in zip(keys, _SERVED.get(engine, ()), strict=False):
         if key and (value := draft.values.get(key)) not in (None, False):
             draft.engine_args[flag] = value

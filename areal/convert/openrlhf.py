@@ -12,8 +12,10 @@ from typing import Any
 from areal.convert.finishing import (
     adam,
     adapt,
+    ask_for_version,
     clip_rewards,
     divided,
+    drop_critic,
     engine_flags,
     keep_rewards,
     lay_out,
@@ -85,12 +87,27 @@ def _pair(value: Any) -> list[float]:
     return list(value) if isinstance(value, list | tuple) and len(value) == 2 else []
 
 
+_EARLIER = {
+    "actor.policy_loss_type": "the loss is the mean over all tokens; OpenRLHF before 0.7 has that over each answer"
+}
+_EARLIER_CRITIC = {
+    "critic.value_clip": "OpenRLHF before 0.8.2 has 0.2",
+    "algo.advantage.lambd": "many versions before 0.6.4 have 0.95",
+}
+
+
+def _is_older(draft: Draft) -> bool:
+    """Return whether the file has keys that are gone since April 2026."""
+    return any(map(draft.is_given, ("bf16", "prompt_max_len")))
+
+
 def _ppo(draft: Draft) -> None:
     values = draft.values
     _begin(draft, "grpo", "rl", "actor.model_name_or_path", "actor.")
-    longest = int(values.get("rollout.max_new_tokens") or values["data.max_len"])
+    bounded = "prompt_max_len" in values  # of versions that bound prompt and answer each
+    longest = int(values.get("rollout.max_new_tokens") or (1024 if bounded else values["data.max_len"]))
     draft.set("gconfig.max_new_tokens", longest)
-    if "prompt_max_len" in values:
+    if bounded:
         draft.set("gconfig.max_tokens", longest + draft.number("prompt_max_len"))
     samples = draft.number("rollout.batch_size") * draft.number("rollout.n_samples_per_prompt")
     divided(draft, "train.batch_size", samples, draft.number("train.batch_size"), "samples")
@@ -100,6 +117,7 @@ def _ppo(draft: Draft) -> None:
     if bounds:
         draft.set("actor.eps_clip", bounds[0])
         draft.set("actor.eps_clip_higher", bounds[1])
+    ask_for_version(draft, _EARLIER, is_older=_is_older(draft))
     sequences = values.get("actor.policy_loss_type") == "gspo"
     draft.set("actor.loss_agg_mode", "seq-mean-token-mean" if sequences else "token-mean")
     if not values.get("data.apply_chat_template"):
@@ -131,6 +149,8 @@ _NORMS: Mapping[str, Mapping[str, object] | None] = {
 def _advantages(draft: Draft) -> None:
     values, key = draft.values, "algo.advantage.estimator"
     estimator = str(values[key])
+    if estimator != "gae":
+        drop_critic(draft, estimator, Fate.MAPPED)
     if estimator not in _NORMS:
         draft.mark(key, Fate.REFUSED, f"{estimator} is not here; {', '.join(_NORMS)} are")
         return
@@ -148,40 +168,23 @@ def _advantages(draft: Draft) -> None:
     if estimator in ("gae", "reinforce", "reinforce_baseline"):
         by_std = None if values["algo.advantage.no_std_norm"] else "batch"
         draft.set("actor.adv_norm", {"mean_level": "batch", "std_level": by_std})
-    if estimator != "gae":
-        for each in [each for each in draft.entries if each.key.startswith("critic.") and each.fate is Fate.MAPPED]:
-            draft.mark(each.key, Fate.IGNORED, f"{estimator} has no critic")
-        return
+    if estimator == "gae":
+        _critic(draft)
+
+
+def _critic(draft: Draft) -> None:
+    values, actor = draft.values, draft.config["actor"]
     draft.set("trainer.type", "ppo")
+    ask_for_version(draft, _EARLIER_CRITIC, is_older=_is_older(draft))
     draft.set("actor.gae_lambda", float(values["algo.advantage.lambd"]))
-    optimizer = {
-        name: values[f"critic.{key}"]
-        for key, name in (
-            ("adam.lr", "lr"),
-            ("adam.weight_decay", "weight_decay"),
-            ("adam.eps", "eps"),
-            ("lr_warmup_ratio", "warmup_steps_proportion"),
-            ("min_lr_ratio", "min_lr_ratio"),
-            ("max_norm", "gradient_clipping"),
-        )
-    }
-    optimizer |= dict(zip(("beta1", "beta2"), _pair(values["critic.adam.betas"]), strict=False))
-    schedule = PPO_RULES["critic.lr_scheduler"].entry("critic.lr_scheduler", values["critic.lr_scheduler"])[1]
-    actor = draft.config["actor"]
-    draft.set(
-        "critic",
-        {
-            "path": str(values.get("critic.model_name_or_path") or draft.model),
-            "dtype": "bfloat16",
-            "attn_impl": actor["attn_impl"],
-            "gradient_checkpointing": values["actor.gradient_checkpointing_enable"],
-            "eps_clip": values["critic.value_clip"],
-            "ppo_epochs": actor["ppo_epochs"],
-            "ppo_n_minibatches": actor.get("ppo_n_minibatches", 1),
-            "optimizer": {**optimizer, "lr_scheduler_type": schedule or "constant"},
-        },
-    )
+    adam(draft, values["critic.adam.betas"], target="critic.optimizer")
     _schedule(draft, "critic.", "critic.optimizer")
+    draft.config["critic"] = {
+        "path": str(values.get("critic.model_name_or_path") or draft.model),
+        **{name: actor[name] for name in ("dtype", "attn_impl", "gradient_checkpointing", "ppo_epochs")},
+        "ppo_n_minibatches": actor.get("ppo_n_minibatches", 1),
+        **draft.config["critic"],
+    }
 
 
 def _kl(draft: Draft) -> None:
@@ -271,6 +274,8 @@ def _offline(trainer: str, rows: str, more: Callable[[Draft], None]) -> Callable
         _begin(draft, trainer, rows, "model.model_name_or_path", "")
         note = "rows longer than max_len are left out, not cut"
         draft.mark("data.max_len", Fate.LOSSY, note, "train_dataset.max_length")
+        if values.get("data.input_template") is None and not values.get("data.apply_chat_template"):
+            draft.mark("data.input_template", Fate.LOSSY, "a prompt has no text around it but the chat template's")
         nodes = values.get("num_nodes") or values.get("nnodes") or 1
         more(draft)
         train_on(draft, int(nodes) * int(values.get("num_gpus") or values.get("nproc_per_node") or 8))
@@ -285,8 +290,6 @@ def _sft(draft: Draft) -> None:
     if draft.values.get("data.output_key") is None:  # one column has the whole conversation
         columns = {"messages": draft.values["data.input_key"]}
     pick_columns(draft, columns, "data.input_key")
-    if "data.input_template" not in draft.values and not draft.values.get("data.apply_chat_template"):
-        draft.mark("data.input_template", Fate.LOSSY, "a prompt has no text around it but the chat template's")
 
 
 def _pairs(draft: Draft) -> None:

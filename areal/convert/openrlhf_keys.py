@@ -27,10 +27,18 @@ from areal.convert.rules import (
     to,
     whole,
 )
-from areal.dataclasses import replace
 
 ANSWERS = ("answer", "response", "completion", "output", "solution")
-_MIXED = refused("rows are read once each: write the mixture to a file")
+
+
+def _files(value: Any) -> Any:
+    """Return one data set, or a list. ``NAME@FOLDER``: the files below a folder of a data set of the hub."""
+    if "@" in str(value):
+        raise ValueError("NAME@FOLDER is not read: name its files, or NAME:CONFIGURATION:SPLIT")
+    return files(value)
+
+
+_MIXED = refused("rows are read once each: write the mixture to a file", 1)
 _ROWS = lossy("all rows are read")
 
 
@@ -89,7 +97,7 @@ _COMMON: Mapping[str, Rule] = {
     "ds.value_head_prefix": refused("a value head is `score`", "score"),
     "ds.*": SPEED,
     "eval.steps": to("evaluator.freq_steps", period),
-    "eval.dataset": to("valid_dataset.path", files, neutral=(None,)),
+    "eval.dataset": to("valid_dataset.path", _files, neutral=(None,)),
     "eval.split": joint("valid_dataset.split"),
     "ckpt.save_steps": to("saver.freq_steps", period),
     "ckpt.load_enable": joint("recover.mode"),
@@ -113,12 +121,9 @@ _COMMON: Mapping[str, Rule] = {
 PPO_RULES: Mapping[str, Rule] = {
     **_COMMON,
     **_optimizer("actor.", "actor.optimizer"),
-    **{
-        key: replace(rule, is_joint=True) if rule.target else rule
-        for key, rule in _optimizer("critic.", "critic.optimizer").items()
-    },
+    **_optimizer("critic.", "critic.optimizer"),
     # prompts and sampling
-    "data.prompt_dataset": to("train_dataset.path", files),
+    "data.prompt_dataset": to("train_dataset.path", _files),
     "data.prompt_probs": _MIXED,
     "data.prompt_split": to("train_dataset.split"),
     "data.input_key": joint("rows.py"),
@@ -174,7 +179,7 @@ PPO_RULES: Mapping[str, Rule] = {
     "actor.freeze_visual_encoder": refused("models are text models", False),
     "ptx_coef": ignored("there is no pretraining data"),
     "critic.model_name_or_path": joint("critic.path", neutral=(None,)),
-    "critic.value_clip": joint("critic.eps_clip"),
+    "critic.value_clip": to("critic.eps_clip"),
     "critic.freezing_steps": lossy("the policy learns from the first step", -1, 0),
     "critic.save_value_network": REPORT,
     "train.batch_size": joint("actor.ppo_n_minibatches", whole(1)),
@@ -201,7 +206,7 @@ PPO_RULES: Mapping[str, Rule] = {
 _OFFLINE: Mapping[str, Rule] = {
     **_COMMON,
     **_optimizer("", "actor.optimizer"),
-    "data.dataset": to("train_dataset.path", files),
+    "data.dataset": to("train_dataset.path", _files),
     "data.dataset_probs": _MIXED,
     "data.dataset_split": to("train_dataset.split"),
     "data.max_len": to("train_dataset.max_length", whole(1)),

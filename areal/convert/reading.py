@@ -32,9 +32,9 @@ _ARRAY_AS_TEXT = re.compile(
 )
 _ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
 _ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
+_PRINTED_FOLDER = re.compile(r"\$\(pwd\)|`pwd`")
 _NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv}
-_MOST_BYTES = 1 << 20
 
 
 class Unread(ArealError):
@@ -115,11 +115,9 @@ def script_command(
 ) -> Command:
     """Return the last command that runs one of ``programs``: a pattern of a word, or of two words with a space between
     them. Raises Unread, with ``hint`` where there is none."""
-    if len(text) > _MOST_BYTES:
-        raise Unread(f"{name}: {len(text)} characters are not a script of a training run")
     shell = _Shell(dict(environment), {})
     found: Command | None = None
-    for line in _taken(text, shell):
+    for line in _taken(_PRINTED_FOLDER.sub("$PWD", text), shell):
         line = _ARRAY_AS_TEXT.sub(shell.array_as_text, line)
         if (changed := _CHANGED.match(line)) is not None:
             shell.variables[changed[1]] = f"${{{changed[1]}}}"
@@ -353,6 +351,8 @@ def _compares(text: str, variables: Mapping[str, str]) -> bool | None:
     if len(words) == 2 and words[0] in ("-f", "-d", "-e") and "$" not in words[1]:
         path = Path(words[1]).expanduser()
         return path.is_dir() if words[0] == "-d" else path.exists()
+    if len(words) == 3 and "" in words and words[1] in ("=", "==", "!="):
+        words = ["-n" if words[1] == "!=" else "-z", words[0] or words[2]]
     if len(words) == 2 and words[0] in ("-z", "-n"):
         unset = _VARIABLE.fullmatch(words[1])
         name = (unset[1] or unset[4]) if unset is not None else ""
@@ -415,7 +415,8 @@ def _words(line: str, shell: _Shell, name: str, programs: re.Pattern[str] | None
     except ValueError as error:
         raise Unread(f"{name}: the command cannot be read: {error}") from error
     found: list[str] = []
-    for word in (part for each in split for part in ((each[:-1], ";") if each.endswith(";") else (each,)) if part):
+    ended = ((each[:-1], ";") if len(each) > 1 and each.endswith(";") else (each,) for each in split)
+    for word in chain.from_iterable(ended):
         if word == "\\" or _REDIRECTED.fullmatch(word):
             break
         if word in _SEPARATORS:
@@ -423,13 +424,15 @@ def _words(line: str, shell: _Shell, name: str, programs: re.Pattern[str] | None
                 break
             found = []
             continue
-        if _ARGUMENTS.fullmatch(word) or not word.strip(" \t\"'"):
+        is_value = bool(found) and found[-1].startswith("--")
+        if _ARGUMENTS.fullmatch(word) or not (is_value or word.strip(" \t\"'")):
             continue
         array, alone = _ARRAY.fullmatch(word), _MARK.fullmatch(word)
         if array is not None:
             found += shell.arrays.get(array[1], [])
         elif alone is not None and alone[1] in shell.variables:
-            found += _ARGUMENTS.sub("", _expanded(shell.variables[alone[1]], shell.variables)).split()
+            text = _ARGUMENTS.sub("", _expanded(shell.variables[alone[1]], shell.variables))
+            found += [text] if "$(" in text else text.split()
         else:
             found.append(_expanded(_ARGUMENTS.sub("", _MARK.sub(r"${\1}", word)), shell.variables))
     return found
@@ -460,7 +463,7 @@ def _calculated(text: str, variables: Mapping[str, str]) -> str:
             return str(_number(ast.parse(numbers.strip(), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError):
             unknown = _VARIABLE.search(numbers)
-            return match[0] if unknown is None else unknown[0]
+            return "$(...)" if "$(" in numbers else match[0] if unknown is None else unknown[0]
 
     return _ARITHMETIC.sub(value, text)
 

@@ -18,6 +18,7 @@ from areal.resources.tree import set_path
 
 _NAMES = ("experiment_name", "trial_name")  # of a run: they change nothing that is learned
 _UNSET = re.compile(r"\$\{?(\w+)")
+_OUTPUT = re.compile(r"\$\(|^`.*`$")
 Translate = Callable[[Any], Any]
 
 
@@ -219,6 +220,8 @@ def _fault(key: str, value: Any, default: Any) -> str:
         if unset[1].isdigit():
             return f"it is argument {unset[1]} of the script: add {key}=VALUE"
         return f"${unset[1]} is not set: export it, or add {key}=VALUE"
+    if isinstance(value, str) and _OUTPUT.search(value):
+        return f"it is what a command prints: add {key}=VALUE"
     if value is None and default is not None:
         return f"it must not be null; its default is {default!r}"
     if isinstance(default, bool) and not isinstance(value, bool):

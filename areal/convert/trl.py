@@ -11,6 +11,7 @@ from pathlib import PurePath
 
 from areal.convert.finishing import (
     adapt,
+    ask_for_version,
     clip_rewards,
     engine_flags,
     keep_rewards,
@@ -41,6 +42,7 @@ from areal.convert.trl_keys import (
 
 def _begin(draft: Draft, trainer: str, rows: str) -> None:
     """Map what all of TRL's trainers have in common."""
+    _processes(draft)
     values = draft.values
     draft.set("trainer.type", trainer)
     draft.set("train_dataset.type", rows)
@@ -51,13 +53,6 @@ def _begin(draft: Draft, trainer: str, rows: str) -> None:
     folder = PurePath(str(values.get("output_dir") or draft.model or "trl")).name
     draft.set("experiment_name", folder or "trl")
     draft.set("trial_name", str(values.get("run_name") or trainer))
-    launchers = [key for key in ("config_file", "accelerate_config") if draft.is_given(key)]
-    if draft.is_given("num_processes"):
-        for key in launchers:
-            draft.mark(key, Fate.IGNORED, "num_processes is known")
-    elif not launchers and not values["use_cpu"] and not values.get("no_cuda"):
-        note = "taken as 1; accelerate starts one for each GPU of the machine: say num_processes=N"
-        draft.mark("num_processes", Fate.LOSSY, note, "train_dataset.batch_size")
     _data(draft)
     _dtype(draft)
     _optimizer(draft)
@@ -66,6 +61,22 @@ def _begin(draft: Draft, trainer: str, rows: str) -> None:
         if values["lora_dropout"]:
             draft.mark("lora_dropout", Fate.LOSSY, "adapters have no dropout")
     _report(draft)
+
+
+def _processes(draft: Draft) -> None:
+    """Set ``num_processes``, of all nodes, from what accelerate, torchrun or deepspeed is told."""
+    values = draft.values
+    a_node = values.get("nproc_per_node") or values.get("num_gpus")
+    nodes = values.get("nnodes") or values.get("num_nodes") or 1
+    if a_node and not draft.is_given("num_processes"):
+        draft.values = {**values, "num_processes": int(a_node) * int(nodes)}
+    launchers = [key for key in ("config_file", "accelerate_config") if draft.is_given(key)]
+    if a_node or draft.is_given("num_processes"):
+        for key in launchers:
+            draft.mark(key, Fate.IGNORED, "num_processes is known")
+    elif not launchers and not values["use_cpu"] and not values.get("no_cuda"):
+        note = "taken as 1; accelerate starts one for each GPU of the machine: say num_processes=N"
+        draft.mark("num_processes", Fate.LOSSY, note, "train_dataset.batch_size")
 
 
 def _data(draft: Draft) -> None:
@@ -218,11 +229,22 @@ _AGGREGATED = {
 }
 
 
-def _online(draft: Draft) -> int:
+_OLDER = ("torch_dtype", "max_prompt_length", "vllm_device")
+_EARLIER = {"max_completion_length": "TRL up to 1.9 has 256"}
+_EARLIER_GRPO = {
+    **_EARLIER,
+    "beta": "TRL before 0.19 has 0.04",
+    "loss_type": "TRL before 0.22 has another one",
+    "temperature": "TRL before 0.18 has 0.9",
+}
+
+
+def _online(draft: Draft, earlier: Mapping[str, str]) -> int:
     """Return the updates of a step."""
     _begin(draft, "grpo", "rl")
     values = draft.values
     update, group = _rows_of_update(draft), draft.number("num_generations")
+    older = any(map(draft.is_given, _OLDER))
     device = update // draft.number("gradient_accumulation_steps")
     generated = values.get("generation_batch_size")
     steps = values.get("steps_per_generation") or (generated and int(generated) // device)
@@ -235,8 +257,11 @@ def _online(draft: Draft) -> int:
     draft.set("train_dataset.batch_size", prompts)
     draft.set("actor.ppo_n_minibatches", updates)
     if draft.is_given("per_device_train_batch_size"):
-        note = f"{generated} completions of a step: {prompts} prompts, {updates} minibatches"
-        draft.mark("per_device_train_batch_size", Fate.MAPPED, note, "train_dataset.batch_size")
+        note, fate = f"{generated} completions of a step: {prompts} prompts, {updates} minibatches", Fate.MAPPED
+        if older and draft.number("per_device_train_batch_size") < group:
+            note, fate = f"{note}; TRL 0.14 counts prompts", Fate.LOSSY
+        draft.mark("per_device_train_batch_size", fate, note, "train_dataset.batch_size")
+    ask_for_version(draft, earlier, is_older=older)
     if values.get("max_prompt_length"):
         draft.set("train_dataset.max_length", draft.number("max_prompt_length"))
         draft.mark("max_prompt_length", Fate.LOSSY, "longer prompts are left out, not cut", "train_dataset.max_length")
@@ -253,9 +278,9 @@ def _online(draft: Draft) -> int:
         train_on(draft, gpus)
     else:
         lay_out(draft, gpus, tensor)
-    engine_flags(
-        draft, "vllm", *(("vllm_gpu_memory_utilization",) if values["use_vllm"] else ("",)), "vllm_max_model_length"
-    )
+    memory = "vllm_gpu_memory_utilization" if values["use_vllm"] else ""
+    length = "vllm_max_model_len" if draft.is_given("vllm_max_model_len") else "vllm_max_model_length"
+    engine_flags(draft, "vllm", memory, length, "", "", "vllm_dtype")
     _rewards(draft)
     draft.set("actor.recompute_logprob", True)
     keep_rewards(draft)
@@ -267,7 +292,7 @@ def _online(draft: Draft) -> int:
 
 def _grpo(draft: Draft) -> None:
     values = draft.values
-    _online(draft)
+    _online(draft, _EARLIER_GRPO)
     loss = str(values["loss_type"])
     if loss not in _AGGREGATED:
         draft.mark("loss_type", Fate.REFUSED, f"{loss} is not here; {', '.join(_AGGREGATED)} are")
@@ -316,7 +341,7 @@ def _correction(draft: Draft) -> None:
 
 
 def _rloo(draft: Draft) -> None:
-    updates, values = _online(draft), draft.values
+    updates, values = _online(draft, _EARLIER), draft.values
     draft.set("actor.reward_norm", {"mean_level": "group", "std_level": None, "mean_leave1out": True})
     draft.set("actor.loss_agg_mode", "seq-mean-token-sum")
     if values["normalize_advantages"]:

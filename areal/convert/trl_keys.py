@@ -48,7 +48,8 @@ logging_steps logging_strategy logging_first_step logging_dir logging_nan_inf_fi
 log_level_replica log_on_each_node disable_tqdm include_num_input_tokens_seen log_completions log_multimodal
 num_completions_to_print log_unique_prompts log_completions_hub_repo wandb_log_unique_prompts trackio_bucket_id
 trackio_static_space_id include_for_metrics prediction_loss_only batch_eval_metrics eval_do_concat_batches
-eval_use_gather_object debug skip_memory_metrics include_tokens_per_second overwrite_output_dir ignore_data_skip
+eval_use_gather_object generate_during_eval debug skip_memory_metrics include_tokens_per_second overwrite_output_dir
+ignore_data_skip
 """
 _OF_SPEED = """
 tf32 bf16_full_eval fp16_full_eval torch_compile torch_compile_backend torch_compile_mode use_liger_kernel
@@ -60,6 +61,7 @@ accelerator_config parallelism_config full_determinism local_rank save_on_each_n
 enable_jit_checkpoint use_ipex restore_callback_states_from_checkpoint mixed_precision ds3_gather_for_generation
 cache_implementation use_transformers_paged use_transformers_continuous_batching
 transformers_continuous_batching_config precompute_ref_log_probs precompute_ref_batch_size use_logits_to_keep
+use_num_logits_to_keep use_liger use_liger_loss dataset_batch_size base_model_attribute_name
 """
 _OF_HUB = """
 push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
@@ -111,7 +113,7 @@ _COMMON: Mapping[str, Rule] = {
     "remove_unused_columns": ignored("the reward takes the columns that it names"),
     **alike(SPEED, "label_names length_column_name"),
     "eos_token": refused("the tokenizer says it"),
-    **alike(PACKED, "pad_token pad_to_multiple_of"),
+    **alike(PACKED, "pad_token pad_to_multiple_of padding_value label_pad_token_id"),
     # the optimizer
     "learning_rate": to("actor.optimizer.lr"),
     "lr_scheduler_type": to("actor.optimizer.lr_scheduler_type", SCHEDULE),
@@ -130,7 +132,7 @@ _COMMON: Mapping[str, Rule] = {
     # sizes and steps
     "per_device_train_batch_size": joint("train_dataset.batch_size", whole(1)),
     "gradient_accumulation_steps": joint("train_dataset.batch_size", whole(1)),
-    "num_processes": joint("train_dataset.batch_size", whole(1)),
+    **alike(joint("train_dataset.batch_size", whole(1)), "num_processes nproc_per_node nnodes num_gpus num_nodes"),
     "num_machines": ignored("num_processes is of all machines"),
     "num_train_epochs": to("total_train_epochs", _epochs),
     "max_steps": joint("total_train_steps", whole(-1)),
@@ -196,9 +198,10 @@ _ONLINE: Mapping[str, Rule] = {
     "vllm_mode": joint("Model backend", choice(colocate="colocate", server="server")),
     "vllm_tensor_parallel_size": joint("Model backend", whole(1)),
     "vllm_gpu_memory_utilization": joint("Model engineArgs"),
-    "vllm_max_model_length": joint("Model engineArgs", neutral=(None,)),
-    **alike(SPEED, "vllm_model_impl vllm_server_timeout vllm_group_port"),
-    "vllm_enable_sleep_mode": ignored("the GPUs are divided"),
+    **alike(joint("Model engineArgs", neutral=(None,)), "vllm_max_model_length vllm_max_model_len"),
+    "vllm_dtype": joint("Model engineArgs", neutral=(None, "auto")),
+    **alike(SPEED, "vllm_model_impl vllm_server_timeout vllm_group_port vllm_enable_prefix_caching"),
+    **alike(ignored("the GPUs are divided"), "vllm_enable_sleep_mode vllm_device"),
     **alike(refused("answers of a policy are free"), "vllm_structured_outputs_regex vllm_guided_decoding_regex"),
     **alike(ignored("the service is the converted one"), "vllm_server_base_url vllm_server_host vllm_server_port"),
     "beta": joint("actor.kl_loss_coef", number),
@@ -242,7 +245,7 @@ SFT_RULES: Mapping[str, Rule] = {
     "shuffle_dataset": ignored("the trainer shuffles the rows"),
     "dataloader_drop_last": to("train_dataset.drop_last"),
     "packing": lossy("a batch is of rows, not of sequences that are packed full", False),
-    "packing_strategy": ignored("it is of packing"),
+    **alike(ignored("it is of packing"), "packing_strategy num_of_sequences chars_per_token"),
     "padding_free": PACKED,
     "completion_only_loss": joint("train_dataset.train_on", neutral=(None,)),
     "assistant_only_loss": joint("train_dataset.train_on"),
@@ -251,7 +254,10 @@ SFT_RULES: Mapping[str, Rule] = {
 _PAIRS: Mapping[str, Rule] = {
     **_COMMON,
     "max_length": to("train_dataset.max_length", whole(1), neutral=(None,)),
-    **alike(lossy("max_length bounds prompt and answer together"), "max_prompt_length max_completion_length"),
+    **alike(
+        lossy("max_length bounds prompt and answer together"),
+        "max_prompt_length max_completion_length max_target_length",
+    ),
     "truncation_mode": _CUT,
     "padding_free": PACKED,
     "dataloader_drop_last": to("train_dataset.drop_last"),

@@ -11,7 +11,9 @@ from __future__ import annotations
 from areal.convert.finishing import (
     adam,
     adapt,
+    ask_for_version,
     divided,
+    drop_critic,
     engine_flags,
     keep_rewards,
     lay_out,
@@ -89,7 +91,7 @@ def _objective(draft: Draft) -> None:
         draft.set(target, values[clip] if own is None else own)
     if draft.is_given(clip) and not used:
         known = any(f"{clip}_{bound}" in values for bound in ("low", "high")) or values[clip] == _CLIP
-        older = "" if known else "; verl before 0.3 uses this one: set them"
+        older = "" if known else "; verl before 0.4 uses this one: set them"
         note = f"clip_ratio_low and clip_ratio_high hold, {_CLIP} where they are not given{older}"
         draft.mark(clip, Fate.IGNORED if known else Fate.LOSSY, note)
     if draft.config["actor"].get("importance_sampling_level") == "sequence":
@@ -137,12 +139,7 @@ _ESTIMATORS = "grpo, rloo, gae, reinforce_plus_plus and reinforce_plus_plus_base
 
 def _critic(draft: Draft, estimator: str) -> None:
     if estimator != "gae":
-        draft.config.pop("critic", None)
-        for each in [
-            each for each in draft.entries if each.key.startswith("critic.") and each.fate is not Fate.IGNORED
-        ]:
-            if "not a known key" not in each.note:
-                draft.mark(each.key, Fate.IGNORED, f"{estimator} has no critic")
+        drop_critic(draft, estimator, Fate.MAPPED, Fate.LOSSY)
         return
     values, key = draft.values, "critic.ppo_mini_batch_size"
     draft.config["critic"] = {
@@ -156,6 +153,10 @@ def _critic(draft: Draft, estimator: str) -> None:
     _schedule(draft, "critic.optim", "critic.optimizer")
 
 
+_EARLIER = {
+    f"{ACTOR}.entropy_coeff": "verl before 0.4 has 0.001",
+    f"{ACTOR}.clip_ratio_c": "verl before 0.4 has no dual clip",
+}
 _ADAPTIVE = {"target_kl": 0.1, "horizon": 10_000}
 
 
@@ -164,12 +165,14 @@ def _kl(draft: Draft) -> None:
     in_reward, in_loss = values["algorithm.use_kl_in_reward"], values[f"{ACTOR}.use_kl_loss"]
     draft.set("actor.kl_ctl", float(values["algorithm.kl_ctrl.kl_coef"]) if in_reward else 0.0)
     draft.set("actor.kl_loss_coef", float(values[f"{ACTOR}.kl_loss_coef"]) if in_loss else 0.0)
-    if not in_reward and draft.is_given("algorithm.kl_ctrl.kl_coef"):
-        if in_loss or draft.is_given("algorithm.use_kl_in_reward"):
-            draft.mark("algorithm.kl_ctrl.kl_coef", Fate.IGNORED, "use_kl_in_reward is false")
-        else:
-            note = "verl before 0.3 subtracts this KL from the reward, later ones not: set use_kl_in_reward"
-            draft.mark("algorithm.kl_ctrl.kl_coef", Fate.LOSSY, note)
+    key, switch = "algorithm.kl_ctrl.kl_coef", "algorithm.use_kl_in_reward"
+    older = draft.is_given(key) and not draft.is_given(switch)
+    if older and values[key] and not in_loss:
+        note = "verl before 0.4 subtracts this KL from the reward, later ones not: set use_kl_in_reward"
+        draft.mark(key, Fate.LOSSY, note)
+    elif not in_reward and draft.is_given(key):
+        draft.mark(key, Fate.IGNORED, "use_kl_in_reward is false")
+    ask_for_version(draft, _EARLIER, is_older=older)
     if not in_loss:
         for name in ("kl_loss_coef", "kl_loss_type"):
             if draft.is_given(f"{ACTOR}.{name}"):
@@ -227,7 +230,7 @@ def _layout(draft: Draft) -> None:
     train_on(draft, training, train)
     note = f"{gpus} GPUs: {draft.backend} serves, {train} trains; {note}"
     draft.mark("trainer.n_gpus_per_node", Fate.MAPPED, note, "backend")
-    names = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "enforce_eager")
+    names = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "enforce_eager", "dtype")
     engine_flags(draft, engine, *(f"{ROLLOUT}.{name}" for name in names))
     draft.model = str(values.get(f"{MODEL}.path") or "")
 

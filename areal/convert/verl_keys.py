@@ -79,6 +79,11 @@ RULES: Mapping[str, Rule] = {
     f"{MODEL}.trust_remote_code": NO_CODE,
     **alike(refused("change the model's config.json", {}), "override_config override_config.model_config", MODEL),
     f"{MODEL}.override_config.moe_config.freeze_moe_router": refused("the router is trained", False),
+    **alike(
+        refused("change the model's config.json", 0),
+        "attention_dropout embd_pdrop resid_pdrop",
+        f"{MODEL}.override_config",
+    ),
     f"{MODEL}.override_config.*": refused("change the model's config.json"),
     f"{MODEL}.fused_kernel_options.*": SPEED,
     f"{MODEL}.tiled_mlp.*": SPEED,
@@ -141,8 +146,10 @@ RULES: Mapping[str, Rule] = {
     f"{ACTOR}.router_replay.*": ignored("it is of router_replay.mode"),
     f"{ACTOR}.ulysses_sequence_parallel_size": lossy("rows are not split over GPUs; set actor.mb_spec", 1),
     f"{ACTOR}.fsdp_config.model_dtype": ignored("master weights are float32"),
-    f"{ACTOR}.fsdp_config.dtype": to(
-        "actor.dtype", choice(fp32="float32", float32="float32", bfloat16="bfloat16", bf16="bfloat16")
+    **alike(
+        to("actor.dtype", choice(fp32="float32", float32="float32", bfloat16="bfloat16", bf16="bfloat16")),
+        "fsdp_config.dtype megatron.dtype",
+        ACTOR,
     ),
     **parallel_rules(f"{ACTOR}.megatron"),
     f"{ACTOR}.megatron.expert_tensor_parallel_size": lossy("experts use the tensor ranks", 1),
@@ -169,7 +176,9 @@ RULES: Mapping[str, Rule] = {
     **_VALIDATION,
     f"{ROLLOUT}.tensor_model_parallel_size": joint("Model backend", whole(1)),
     f"{ROLLOUT}.data_parallel_size": ignored("the GPUs that serve are divided by the tensor parallel size"),
-    **alike(joint("Model engineArgs"), "gpu_memory_utilization max_model_len max_num_seqs enforce_eager", ROLLOUT),
+    **alike(
+        joint("Model engineArgs"), "gpu_memory_utilization max_model_len max_num_seqs enforce_eager dtype", ROLLOUT
+    ),
     f"{ROLLOUT}.prompt_length": ignored("the data set's max_length holds"),
     f"{ROLLOUT}.response_length": to("gconfig.max_new_tokens", whole(1)),
     f"{ROLLOUT}.ignore_eos": to("gconfig.ignore_eos"),
@@ -178,7 +187,7 @@ RULES: Mapping[str, Rule] = {
     **alike(refused("an agent is a workflow here: docs/agents.md"), "multi_turn.* agent.*", ROLLOUT),
     **alike(
         SPEED,
-        "agent.num_workers dtype free_cache_engine cudagraph_capture_sizes expert_parallel_size engine_kwargs.* "
+        "agent.num_workers free_cache_engine cudagraph_capture_sizes expert_parallel_size engine_kwargs.* "
         "pipeline_model_parallel_size max_num_batched_tokens enable_chunked_prefill enable_prefix_caching swap_space "
         "scheduling_policy load_format log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu micro_batch_size "
         "log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu multi_stage_wake_up checkpoint_engine.* "

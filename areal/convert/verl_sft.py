@@ -44,7 +44,6 @@ from areal.convert.rules import (
     whole,
 )
 
-_COLUMN = "the columns of a conversation are `messages` and `tools`"
 _SCHEDULE = choice(constant="constant", linear="linear", cosine="cosine")
 
 
@@ -124,8 +123,11 @@ RULES: Mapping[str, Rule] = {
     "data.response_key": joint("rows.py"),
     **alike(joint("rows.py", neutral=(None,)), "data.prompt_dict_keys data.response_dict_keys"),
     "data.multiturn.enable": joint("train_dataset.train_on"),
-    **alike(refused(_COLUMN, "messages"), "data.multiturn.messages_key data.messages_key"),
-    **alike(refused(_COLUMN, "tools"), "data.multiturn.tools_key data.tools_key"),
+    **alike(
+        joint("rows.py", neutral=(None, "messages", "tools")),
+        "multiturn.messages_key messages_key multiturn.tools_key tools_key",
+        "data",
+    ),
     "data.multiturn.enable_thinking_key": refused("the column is `chat_template_kwargs`", "enable_thinking"),
     "data.enable_thinking_key": refused("the column is `chat_template_kwargs`", "enable_thinking"),
     **alike(PACKED, "data.pad_mode model.use_remove_padding use_remove_padding"),
@@ -201,7 +203,9 @@ def _finish(draft: Draft) -> None:
     conversations = values.get("data.multiturn.enable") or values.get("model.path")  # sft_trainer reads no others
     draft.set("train_dataset.train_on", "assistant" if conversations else "last")
     draft.set("train_dataset.shuffle", True)
-    if not conversations:
+    if conversations:
+        _pick_conversations(draft)
+    else:
         columns = {"prompt": _column(draft, "prompt"), "response": _column(draft, "response")}
         pick_columns(draft, columns, "data.prompt_key")
     draft.model = str(values.get("model.partial_pretrain") or values.get("model.path") or "")
@@ -227,6 +231,16 @@ def _finish(draft: Draft) -> None:
         draft.set("stats_logger.wandb.mode", "online")
     validate(draft)
     save_and_resume(draft, draft.config.get("saver", {}).get("freq_steps"))
+
+
+def _pick_conversations(draft: Draft) -> None:
+    """Rename the columns of conversations; rows need no tools."""
+    keys = {ours: f"data.multiturn.{ours}_key" for ours in ("messages", "tools")}
+    keys = {ours: key if draft.is_given(key) else f"data.{ours}_key" for ours, key in keys.items()}
+    columns = {ours: draft.values.get(key) or ours for ours, key in keys.items()}
+    if columns["tools"] == "tools":
+        del columns["tools"]
+    pick_columns(draft, columns, keys["messages"])
 
 
 def _column(draft: Draft, side: str) -> str:

@@ -21,7 +21,7 @@ _HYBRID = 3  # shards stay on a node where they take at most a third of its memo
 class Trained:
     """One model of a trainer. ``compute`` and ``master``: bytes of a value in a pass, and as it is kept; ``reduce``: of
     a gradient that is summed up over micro-batches. ``trained``: parameters with gradients, 0 for a reference.
-    ``micro_tokens``: tokens of a micro-batch on one rank."""
+    ``micro_tokens``: tokens of a micro-batch on one rank. ``epochs``: how often it trains on the rows of a step."""
 
     role: str
     shape: Shape
@@ -36,6 +36,7 @@ class Trained:
     micro_tokens: int = 0
     micro_batches: int = 1
     nodes: int = 1
+    epochs: int = 1
 
     @property
     def parameters(self) -> int:

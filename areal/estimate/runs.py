@@ -164,6 +164,7 @@ def _trained(
         micro_tokens=micro,
         micro_batches=-(-each // micro),
         nodes=nodes,
+        epochs=int(read("ppo_epochs") or get("actor.ppo_epochs", None) or 1),
     )
 
 
@@ -192,7 +193,9 @@ def step_time(run: Run, served: Served | None, device: Device) -> StepTime:
     first = run.models[0]
     speed = device.flops * TRAIN_EFFICIENCY * first.part.world_size
     work = sum(
-        forward_flops(each.shape, run.batch) * (4 if each.checkpointing else 3) for each in run.models if each.trained
+        forward_flops(each.shape, run.batch) * (4 if each.checkpointing else 3) * each.epochs
+        for each in run.models
+        if each.trained
     )
     training = (work + sum(forward_flops(each.shape, run.batch) for each in run.passes)) / speed
     if served is None:

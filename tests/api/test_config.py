@@ -140,6 +140,7 @@ def test_override_changes_one_key(override: str, read) -> None:
         ("actor: {backend: 'megatron:t2', use_lora: true}\n", "use_lora: is not supported by the megatron engine"),
         ("actor: {megatron: {async_save: true}}\n", "actor.megatron.async_save: is not supported"),
         ("allocation_mode: fsdp:p2\n", "fsdp has no pipeline parallelism"),
+        ("allocation_mode: fsdp:d4\nactor: {backend: fsdp}\n", "actor.backend: fsdp alone is one device, and"),
         ("actor: {backend: 'fsdp:d2c2'}\n", "/config.yaml:3: actor.backend: is fsdp:d2c2, and fsdp has data"),
         ("actor: {use_lora: true, backend: 'fsdp:t2'}\n", "actor.use_lora: does not work with backend fsdp:d1t2"),
         ("rollout: {backend: 'fsdp:d2'}\n", "/config.yaml:3: rollout.backend: column 1: unknown engine"),
@@ -312,6 +313,8 @@ recover: {mode: auto, freq_steps: 5}
     assert (config.actor.reward_norm, config.actor.adv_norm) == (group, batch)
     assert (config.recover.mode, config.recover.freq_epochs, config.recover.freq_steps) == ("auto", 2, 5)
     assert load(tmp_path, SMALL + "actor: {adv_norm: false}\n").actor.adv_norm is None
+    assert load(tmp_path, SMALL + "actor: {group_adv_norm: false}\n").actor.adv_norm == batch
+    assert load(tmp_path, SMALL + "actor: {adv_norm: false, group_adv_norm: false}\n").actor.adv_norm is None
     assert load(tmp_path, SMALL + "actor: {adv_norm: true, group_adv_norm: true}\n").actor.adv_norm == group
 
 

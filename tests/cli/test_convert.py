@@ -87,6 +87,7 @@ def test_backend_that_is_none_is_refused_with_its_flag(areal: Areal, script: str
         ("- 1", "run.yaml", 1, "its top level is not a map"),
         ("jobs: {test: {steps: []}}", "run.yaml", 1, "which trainer reads it is not in the file"),
         ("\x00\xff", "run.sh", 1, "no command in it runs"),
+        ("a" * (1 << 21), "run.yaml", 1, "more than 1,048,576 characters"),
     ],
 )
 def test_file_without_a_configuration_is_an_error(

@@ -122,7 +122,8 @@ def test_older_openrlhf_names_are_accepted_and_shown_as_given() -> None:
         "bf16": True,
     }
     draft = convert(OPENRLHF["ppo"], older)
-    assert {each.key for each in draft.entries} == {*older, "data.input_key"}  # a default that rows.py reads
+    added = {"data.input_key", "actor.policy_loss_type"}  # defaults: rows.py reads one, the other was another one
+    assert {each.key for each in draft.entries} == {*older, *added}
     assert not fates(draft, Fate.REFUSED)
     newer: dict[str, Any] = {"actor.adam.lr": 5e-7, "algo.kl.init_coef": 1e-3, "algo.kl.use_loss": True}
     newer |= {"algo.advantage.estimator": "group_norm", "rollout.n_samples_per_prompt": 8}
@@ -163,18 +164,38 @@ def test_openrlhf_reward_function_is_called_with_its_signature(tmp_path: Path) -
         ("reward.clip_range", [0, 5], Fate.REFUSED),
         ("algo.advantage.estimator", "remax", Fate.REFUSED),
         ("data.prompt_probs", "0.5,0.5", Fate.REFUSED),
+        ("data.prompt_probs", 1.0, Fate.IGNORED),
         ("actor.optim", "muon", Fate.REFUSED),
         ("data.max_samples", 100, Fate.LOSSY),
         ("data.apply_chat_template", False, Fate.LOSSY),
         ("ds.ring_attn_size", 2, Fate.LOSSY),
         ("ds.zero_stage", 3, Fate.IGNORED),
         ("data.prompt_dataset", "org/a,org/b", Fate.MAPPED),
+        ("data.prompt_dataset", "org/a@main", Fate.REFUSED),
         ("data.input_key", "context_messages", Fate.MAPPED),
         ("actor.adam.lrr", 1e-6, Fate.REFUSED),
     ],
 )
 def test_openrlhf_key_is_listed_with_its_fate(key: str, value: Any, fate: Fate) -> None:
     assert key in fates(ppo(**{key: value}), fate)
+
+
+def test_default_that_older_versions_had_otherwise_is_lossy() -> None:
+    critic = {"critic.value_clip", "algo.advantage.lambd"}
+    assert not critic & fates(ppo(), Fate.LOSSY).keys()
+    draft = ppo(prompt_max_len=512, n_samples_per_prompt=2)
+    assert critic <= fates(draft, Fate.LOSSY).keys() and draft.config["gconfig"]["max_new_tokens"] == 1024
+    given = {"value_clip": 0.2, "lambd": 0.95, "bf16": True}
+    assert fates(ppo(**given), Fate.LOSSY).keys() == {"actor.policy_loss_type"}
+    assert not critic & fates(ppo(bf16=True, advantage_estimator="rloo"), Fate.LOSSY).keys()
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo", "rm"])
+def test_prompts_without_a_template_are_lossy(trainer: str) -> None:
+    rows = {"model.model_name_or_path": "org/model", "data.dataset": "org/rows", "data.input_template": None}
+    for applies, fate in ((True, Fate.IGNORED), (False, Fate.LOSSY)):
+        draft = convert(OPENRLHF[trainer], {**rows, "data.apply_chat_template": applies})
+        assert "data.input_template" in fates(draft, fate)
 
 
 def test_renamed_columns_are_read_by_job_loader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +235,20 @@ def test_verl_sft_trainers_have_own_defaults_and_columns() -> None:
     draft = convert(VERL["sft"], {"data.train_files": ["a.parquet", "b.parquet"], "model.path": "org/model"})
     assert draft.config["train_dataset"]["path"] == ["a.parquet", "b.parquet"]
     assert (draft.config["train_dataset"]["train_on"], draft.config["actor"]["optimizer"]["lr"]) == ("assistant", 1e-3)
+
+
+def test_verl_sft_conversations_of_other_columns_are_renamed() -> None:
+    keys = {"data.train_files": "a.parquet", "model.path": "org/model"}
+    renamed = convert(VERL["sft"], {**keys, "data.messages_key": "chat", "data.tools_key": "functions"})
+    assert "{'messages': 'chat', 'tools': 'functions'}" in renamed.files["rows.py"]
+    older = {
+        "data.multiturn.enable": True,
+        "data.multiturn.messages_key": "prompt",
+        "data.multiturn.tools_key": "tools",
+    }
+    draft = convert(VERL["fsdp_sft"], {**keys, **older})
+    assert "{'messages': 'prompt'}" in draft.files["rows.py"] and not fates(draft, Fate.REFUSED)
+    assert "rows.py" not in convert(VERL["sft"], {**keys, "data.messages_key": "messages"}).files
 
 
 def test_areal_config_keeps_keys_and_lists_ineffective_ones() -> None:

@@ -159,6 +159,8 @@ def test_any_text_is_read_or_is_an_error(text: str) -> None:
         ("[ -n $MODE ]", "fast", 1),
         ('[ -z "$MODE" ]', "fast", 2),
         ('[[ -z "$NOWHERE" ]]', "fast", 1),
+        ('[[ "$NOWHERE" == "" ]]', "fast", 1),
+        ('[ "" != "$MODE" ]', "fast", 1),
         ("[ $MODE -gt 4 ]", "8", 1),
         ("[ $MODE -le 4 ]", "8", 2),
         ("[ $# -lt 2 ]", "fast", "${A}"),  # a condition that is not known, and so is what depends on it
@@ -261,6 +263,11 @@ def test_flags_are_parsed_like_argparse() -> None:
         flags(["x"], "run.sh")
 
 
+def test_empty_word_is_the_value_of_its_flag() -> None:
+    command = script_command('python -m pkg.trainer.main --a "" --b 1 "" $@', PROGRAMS, {}, "run.sh")
+    assert flags(command.words, "run.sh") == {"a": None, "b": 1}
+
+
 @given(st.lists(st.text(max_size=8), max_size=6))
 def test_any_words_are_flags_or_an_error(words: list[str]) -> None:
     try:
@@ -312,6 +319,15 @@ def test_array_that_branches_extend_differently_has_unknown_values() -> None:
 def test_command_behind_output_of_another_is_read() -> None:
     assert keys('DEVICES=$(IFS=,; echo "${GPUS[*]}") python3 -m pkg.trainer.main a=1') == {"a": 1}
     assert keys('LINE="python3 -m pkg.trainer.main a=1 $@"\neval ${LINE}') == {"a": 1}
+
+
+def test_output_of_a_command_is_kept_as_its_text() -> None:
+    script = "N=$(nvidia-smi -L | wc -l)\npython -m pkg.trainer.main a=$N b=$((N * 2)) c=$(pwd)/x d=`pwd` $MORE"
+    found = keys(script, PWD="/w", MORE="e=1")
+    assert (found["a"], found["b"]) == ("$(nvidia-smi -L | wc -l)", "$(...)")
+    assert (found["c"], found["d"], found["e"]) == ("/w/x", "/w", 1)
+    launched = script_command("N=$(a | b)\nrun --n ${N} pkg.trainer.main x=1", PROGRAMS, {}, "run.sh").launcher
+    assert launched == ["run", "--n", "$(a | b)"]
 
 
 def test_line_of_many_spaces_is_read_in_linear_time() -> None:

@@ -149,11 +149,46 @@ def test_unknown_process_count_is_lossy() -> None:
         assert "num_processes" not in fates(offline("sft", **more), Fate.LOSSY)
 
 
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "torchrun --nproc_per_node=4 --nnodes 2",
+        "deepspeed --num_gpus=4 --num_nodes 2",
+        "accelerate launch --num_processes 8",
+    ],
+)
+def test_every_launcher_tells_the_number_of_processes(launcher: str) -> None:
+    script = f"{launcher} src/grpo.py --model_name_or_path m --dataset_name d --per_device_train_batch_size 8"
+    trainer, keys = read_keys("trl", None, script, {}, "run.sh")
+    draft = convert(TRL[trainer], {**keys, "reward_funcs": ["my.rewards.right"]})
+    assert (draft.config["train_dataset"]["batch_size"], draft.config["actor"]["backend"]) == (8, "fsdp:d4")
+    assert not fates(draft, Fate.REFUSED) and "num_processes" not in fates(draft, Fate.LOSSY)
+
+
 def test_yaml_no_strategy_disables_evaluation_and_saving() -> None:
     for value in ("no", False):
         draft = offline("sft", eval_strategy=value, save_strategy=value)
         assert not fates(draft, Fate.REFUSED)
         assert not {"valid_dataset", "evaluator", "saver"} & set(draft.config)
+
+
+@pytest.mark.parametrize("sign", ["max_prompt_length", "torch_dtype", "vllm_device"])
+def test_default_that_older_versions_had_otherwise_is_lossy(sign: str) -> None:
+    older: dict[str, Any] = {sign: {"max_prompt_length": 512, "torch_dtype": "bfloat16"}.get(sign, "auto")}
+    defaults = {"beta", "loss_type", "temperature", "max_completion_length"}
+    assert not defaults & fates(online(), Fate.LOSSY).keys()
+    assert defaults <= fates(online(**older), Fate.LOSSY).keys()
+    given = {"beta": 0.0, "loss_type": "grpo", "temperature": 1.0, "max_completion_length": 256}
+    assert not defaults & fates(online(**older, **given), Fate.LOSSY).keys()
+    size = "per_device_train_batch_size"  # of completions, which were prompts: then it may be less than a group
+    for rows, fate in ((8, Fate.MAPPED), (4, Fate.LOSSY)):
+        assert size in fates(online(**older, num_processes=2, **{size: rows}), fate)
+
+
+def test_engine_settings_of_older_versions_are_kept() -> None:
+    draft = online(vllm_device="auto", vllm_max_model_len=4608, vllm_dtype="float16", use_liger_loss=True)
+    assert (draft.engine_args["max-model-len"], draft.engine_args["dtype"]) == (4608, "float16")
+    assert not fates(draft, Fate.REFUSED)
 
 
 def test_mean_over_tokens_of_each_forward_pass_is_lossy() -> None:

@@ -77,9 +77,16 @@ def test_verl_defaults_apply_when_unset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "lost"),
     [
-        ({f"{ACTOR}.clip_ratio": 0.1}, {f"{ACTOR}.clip_ratio"}),  # verl before 0.3 clips by it
+        ({f"{ACTOR}.clip_ratio": 0.1}, {f"{ACTOR}.clip_ratio"}),  # verl before 0.4 clips by it
         ({f"{ACTOR}.clip_ratio": 0.1, f"{ACTOR}.clip_ratio_low": 0.2}, set()),
         ({f"{ACTOR}.grad_clip": 0.5, f"{ACTOR}.optim.clip_grad": 0.3}, {f"{ACTOR}.grad_clip"}),
+        # verl before 0.4 has no use_kl_in_reward, another entropy_coeff and no dual clip
+        ({"algorithm.kl_ctrl.kl_coef": 0.0}, {f"{ACTOR}.entropy_coeff", f"{ACTOR}.clip_ratio_c"}),
+        (
+            {"algorithm.kl_ctrl.kl_coef": 0.1, f"{ACTOR}.entropy_coeff": 0, f"{ACTOR}.clip_ratio_c": 3.0},
+            {"algorithm.kl_ctrl.kl_coef"},
+        ),
+        ({"algorithm.kl_ctrl.kl_coef": 0.1, "algorithm.use_kl_in_reward": False}, set()),
     ],
 )
 def test_setting_that_one_version_of_verl_has_is_lossy(given: dict[str, Any], lost: set[str]) -> None:
@@ -239,6 +246,7 @@ def test_gpus_are_divided_between_engine_and_trainer() -> None:
     assert megatron.config["actor"]["backend"] == "megatron:d1t2p2"
     arguments = converted(**{"actor_rollout_ref.rollout.gpu_memory_utilization": 0.7}).engine_args
     assert arguments == {"mem-fraction-static": 0.7}
+    assert converted(**{"actor_rollout_ref.rollout.dtype": "float16"}).engine_args["dtype"] == "float16"
 
 
 @pytest.mark.parametrize(
@@ -253,7 +261,12 @@ def test_gpus_are_divided_between_engine_and_trainer() -> None:
         ("reward_model.enable", False, Fate.IGNORED),
         ("actor_rollout_ref.rollout.multi_turn.enable", True, Fate.REFUSED),
         ("actor_rollout_ref.model.trust_remote_code", True, Fate.REFUSED),
+        (f"{ACTOR}.megatron.dtype", "float16", Fate.REFUSED),
+        ("actor_rollout_ref.rollout.dtype", "float16", Fate.MAPPED),
         ("trainer.nnodes", "$NODES", Fate.REFUSED),
+        ("data.train_files", "$(realpath data)/train.parquet", Fate.REFUSED),
+        ("actor_rollout_ref.model.override_config.attention_dropout", 0.0, Fate.IGNORED),
+        ("actor_rollout_ref.model.override_config.attention_dropout", 0.1, Fate.REFUSED),
         ("trainer.nnodes", 0, Fate.REFUSED),
         ("data.train_batch_size", "many", Fate.REFUSED),
         ("data.train_batch_size", None, Fate.REFUSED),
@@ -293,7 +306,7 @@ def test_dapo_recipe_is_read() -> None:
 
 def test_coefficients_of_kl_that_is_off_are_not_mapped() -> None:
     coefficient, loss = "algorithm.kl_ctrl.kl_coef", "actor_rollout_ref.actor.kl_loss_coef"
-    assert "before 0.3" in fates(converted(**{coefficient: 0.001}), Fate.LOSSY)[coefficient]
+    assert "before 0.4" in fates(converted(**{coefficient: 0.001}), Fate.LOSSY)[coefficient]
     found = converted(**{coefficient: 0.001, loss: 0.1, "algorithm.use_kl_in_reward": False})
     assert fates(found, Fate.IGNORED).keys() >= {coefficient, loss}
     assert (found.config["actor"]["kl_ctl"], found.config["actor"]["kl_loss_coef"]) == (0.0, 0.0)

@@ -148,6 +148,8 @@ def test_more_devices_are_faster_and_checkpointing_slower() -> None:
     assert one == pytest.approx(4 * four)
     again = {**GRPO, "actor": {**GRPO["actor"], "gradient_checkpointing": True}}  # type: ignore[dict-item]
     assert step_time(of(again), None, H100).training == pytest.approx(4 / 3 * four)
+    twice = {**GRPO, "actor": {**GRPO["actor"], "ppo_epochs": 2}}  # type: ignore[dict-item]
+    assert step_time(of(twice), None, H100).training == pytest.approx(2 * four)
     run = replace(of(GRPO), concurrent=4096)
     few, many = (step_time(run, Served(SHAPE, Part("sglang", data=n), 0.85, 1280), H100).rollout for n in (1, 4))
     assert many < few

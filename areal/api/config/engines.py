@@ -21,6 +21,7 @@ class FSDPEngineConfig:
     optim_step_prefetch_layers: Annotated[int, NoEffect("it is of per_layer_optim_step")] = 1
     shard_vision_across_sp: Annotated[bool, NotSupported("a vision-language model is trained on one rank")] = False
     memory_efficient_load: Annotated[bool, NoEffect("weights are always loaded shard by shard")] = False
+    ulysses_sp_size: Annotated[int, NotSupported("rows are not split over GPUs: set mb_spec")] = 1
 
 
 _NO_FP8 = "training in FP8 is not there: dtype is bfloat16 or float32"
@@ -76,6 +77,11 @@ class MegatronEngineConfig:
     moe_token_dispatcher_type: Annotated[str, NotSupported("tokens travel by alltoall")] = "alltoall"
     moe_enable_deepep: Annotated[bool, NotSupported("tokens travel by alltoall")] = False
     moe_permute_fusion: Annotated[bool, NoEffect("fused kernels need Transformer Engine")] = False
+    moe_router_bias_update_rate: Annotated[float, NotSupported("the router has no bias that is balanced")] = 0.0
+    cross_entropy_loss_fusion: Annotated[bool, NoEffect("logits are made in parts")] = False
+    enable_chunked_logits: Annotated[bool, NoEffect("logits are made in parts")] = False
+    lm_head_loss_chunk_size: Annotated[int, NoEffect("logits are made in parts")] = 0
+    enable_fp32_lm_head: Annotated[bool, NoEffect("log-probabilities are float32")] = False
     moe_shared_expert_overlap: Annotated[bool, NoEffect("shared experts follow the routed ones")] = False
 
     def __post_init__(self) -> None:

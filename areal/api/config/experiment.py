@@ -221,6 +221,11 @@ class BaseExperimentConfig:
         training = parsed(self.allocation_mode, "allocation_mode").training if self.allocation_mode else None
         if training is not None:
             check_training(training, "allocation_mode")
+            for each in fields(self):
+                stated = getattr(getattr(self, each.name), "backend", None)
+                if training.world_size > 1 and stated == training.engine:
+                    why = f"{stated} alone is one device, and allocation_mode says {training}: leave it out"
+                    raise FieldError(f"{each.name}.backend", why)
         if self.weight_update_mode:
             self.weight_update_mode = update_mode(self.weight_update_mode)
         if self.checkpointer is not None:

@@ -60,6 +60,7 @@ class SchedulingSpec:
     srun_additional_args: str = ""
     nodelist: str | None = None
     exclude: str | None = None
+    reservation: str | None = None
     exclusive: bool = False
     ray_placement_strategy: str = ""
 

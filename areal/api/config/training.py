@@ -419,7 +419,7 @@ class PPOActorConfig(TrainEngineConfig):
     gae_timestep_unit: Literal["token", "turn"] = "token"
     group_reward_norm: bool = False  # AReaL's older name of reward_norm by group
     adv_norm: NormConfig | bool | None = None  # true: over the batch
-    group_adv_norm: bool = False  # AReaL's older name of adv_norm by group
+    group_adv_norm: bool | None = None  # of AReaL before adv_norm was a section: the level of adv_norm, which was on
     kl_ctl: Annotated[float, NOT_NEGATIVE] = 0.1
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
     kl_loss_coef: Annotated[float, NOT_NEGATIVE] = 0.0
@@ -462,9 +462,10 @@ class PPOActorConfig(TrainEngineConfig):
             raise FieldError("group_adv_norm", "is the old name of adv_norm: give one of them")
         if self.group_reward_norm:
             self.reward_norm = NormConfig("group", std_level="group")
-        if isinstance(self.adv_norm, bool) or self.group_adv_norm:
+        if isinstance(self.adv_norm, bool) or (self.adv_norm is None and self.group_adv_norm is not None):
             level: Level = "group" if self.group_adv_norm else "batch"
-            self.adv_norm = NormConfig(level, std_level=level) if self.adv_norm or self.group_adv_norm else None
+            is_on = self.group_adv_norm or self.adv_norm is not False
+            self.adv_norm = NormConfig(level, std_level=level) if is_on else None
         if (fault := next(objective_faults(self), None)) is not None:
             raise fault
 
