@@ -178,11 +178,12 @@ def test_default_that_older_versions_had_otherwise_is_lossy(sign: str) -> None:
     defaults = {"beta", "loss_type", "temperature", "max_completion_length"}
     assert not defaults & fates(online(), Fate.LOSSY).keys()
     assert defaults <= fates(online(**older), Fate.LOSSY).keys()
-    given = {"beta": 0.0, "loss_type": "grpo", "temperature": 1.0, "max_completion_length": 256}
+    given: dict[str, Any] = {"beta": 0.0, "loss_type": "grpo", "temperature": 1.0, "max_completion_length": 256}
     assert not defaults & fates(online(**older, **given), Fate.LOSSY).keys()
     size = "per_device_train_batch_size"  # of completions, which were prompts: then it may be less than a group
     for rows, fate in ((8, Fate.MAPPED), (4, Fate.LOSSY)):
-        assert size in fates(online(**older, num_processes=2, **{size: rows}), fate)
+        older[size] = rows
+        assert size in fates(online(num_processes=2, **older), fate)
 
 
 def test_engine_settings_of_older_versions_are_kept() -> None:
