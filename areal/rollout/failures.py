@@ -1,6 +1,6 @@
 """Failures of episodes. A failure is data: it is counted, retried or discarded, and never becomes a reward of 0.
 
-``cause_of`` gives its ``Cause``: the kind that summaries of a collection count, and the party that can act on it.
+``cause_of`` gives its kind, which summaries of a collection count, and the party that can act on it.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ class EpisodeFailed(Exception):
         self.message = message
 
 
-class Cause(NamedTuple):
+class FailureCause(NamedTuple):
     """The kind of a failure, and the party to blame: caller, service, infrastructure, reward, or workflow."""
 
     kind: FailureKind
     blame: str
 
 
-def cause_of(error: BaseException) -> Cause:
+def cause_of(error: BaseException) -> FailureCause:
     """Return the cause of an exception of an attempt: of a call to the service, the reward, or the agent. Of an
     exception group, the first error counts; of an error that says nothing itself, the one that it was raised from.
 
@@ -126,11 +126,12 @@ def cause_of(error: BaseException) -> Cause:
     Clients of OpenAI and Anthropic call the service; any other call is the agent's own.
     """
     if isinstance(error, EpisodeFailed):
-        return Cause(error.kind, cause_of(error.__cause__).blame if error.__cause__ is not None else WORKFLOW)
+        return FailureCause(error.kind, cause_of(error.__cause__).blame if error.__cause__ is not None else WORKFLOW)
     if isinstance(error, BaseExceptionGroup):
         return cause_of(error.exceptions[0])
     if isinstance(error, RewardError):
-        return Cause(FailureKind.REWARD_TIMEOUT if isinstance(error, RewardTimeout) else FailureKind.REWARD, REWARD)
+        is_late = isinstance(error, RewardTimeout)
+        return FailureCause(FailureKind.REWARD_TIMEOUT if is_late else FailureKind.REWARD, REWARD)
     status, code = getattr(error, "status_code", None), getattr(error, "code", None)
     if isinstance(error, ClientError):
         status, blame = error.status or (400 if isinstance(error, CallerError) else 0), str(error.blame)
@@ -139,14 +140,14 @@ def cause_of(error: BaseException) -> Cause:
     elif isinstance(error, ConnectionError) or _CONNECTION_ERRORS & {kind.__name__ for kind in type(error).__mro__}:
         status, blame = 0, Blame.INFRASTRUCTURE
     elif isinstance(error, TimeoutError):
-        return Cause(FailureKind.TIMEOUT, WORKFLOW)
+        return FailureCause(FailureKind.TIMEOUT, WORKFLOW)
     elif code == _NO_MODEL or error.__cause__ is None:
-        return Cause(FailureKind.AGENT, Blame.SERVICE if code == _NO_MODEL else WORKFLOW)
+        return FailureCause(FailureKind.AGENT, Blame.SERVICE if code == _NO_MODEL else WORKFLOW)
     else:
         return cause_of(error.__cause__)
     is_ours = isinstance(error, ClientError) or type(error).__module__.partition(".")[0] in ("openai", "anthropic")
     kind = _kind_of_answer(status, code) if is_ours else FailureKind.AGENT
-    return Cause(kind, Blame.SERVICE if code == _NO_MODEL else blame)
+    return FailureCause(kind, Blame.SERVICE if code == _NO_MODEL else blame)
 
 
 def _kind_of_answer(status: int, code: str | None) -> FailureKind:

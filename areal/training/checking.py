@@ -33,14 +33,14 @@ from areal.reward.functions import Parameters, SignatureText, check_columns, col
 from areal.rollout.workflows import configured_workflow
 
 
-class Answer(TypedDict):
+class ConfigAnswer(TypedDict):
     """The faults of a configuration, and the values that it sets; None if they cannot be read."""
 
-    faults: list[dict[str, Any]]
-    values: dict[str, Any] | None
+    faults: list[dict[str, object]]
+    values: dict[str, object] | None
 
 
-def check(request: Mapping[str, Any]) -> Answer:
+def check(request: Mapping[str, Any]) -> ConfigAnswer:
     """Read a configuration. ``config`` (the class, None if it is not known), ``file`` or its ``text``, ``overrides``,
     ``trains``. ``built_in``: the driver is built in, so that data sets, models and functions are those of the
     configuration. ``later``: an earlier job may create files. ``notes``: also report keys that have no effect, and
@@ -69,7 +69,7 @@ def check(request: Mapping[str, Any]) -> Answer:
         values = values_of(file, overrides, cls) if values is None else values
     except ArealError as error:
         faults = faults or [ConfigFault((), error.message, file)]
-    return Answer(faults=[asdict(fault) for fault in faults], values=values)
+    return ConfigAnswer(faults=[asdict(fault) for fault in faults], values=values)
 
 
 def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tuple[FieldPath, str]]:
@@ -234,7 +234,7 @@ def _signature(function: ast.FunctionDef | ast.AsyncFunctionDef) -> inspect.Sign
     )
 
 
-def check_all(requests: Sequence[Mapping[str, Any]]) -> list[Answer]:
+def check_all(requests: Sequence[Mapping[str, Any]]) -> list[ConfigAnswer]:
     """Check each request in its job's working folder, environment and import path."""
     home, environment, imported = Path.cwd(), dict(os.environ), list(sys.path)
     answers = []

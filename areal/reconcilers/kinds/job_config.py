@@ -194,8 +194,7 @@ class JobConfig:
         if answer["values"] is None:
             why = answer["faults"][0]["message"] if answer["faults"] else "its process cannot run here"
             raise UsageFault(f"{self._job.ref}: the configuration cannot be read: {why}", hint=install_command("train"))
-        values: dict[str, object] = answer["values"]
-        return values
+        return dict(answer["values"])
 
     def _written(self, key: str) -> Any:
         return get_path(self._tree, tuple(key.split(".")))
@@ -453,7 +452,7 @@ def _reading(job: Wanted) -> dict[str, object]:
     }
 
 
-def _request(job: Wanted) -> dict[str, Any]:
+def _request(job: Wanted) -> dict[str, object]:
     """Return the request to ``areal.training.checking`` for the faults of a configuration, too. Raises UsageFault,
     ManifestError."""
     request, spec = _reading(job), job.spec
@@ -488,22 +487,22 @@ def _config_of(job: Wanted, driver: str) -> str | None:
         return None
 
 
-_known: dict[str, dict[str, Any]] = {}  # values of configurations that were read, by ``_identity``
+_known: dict[str, dict[str, object]] = {}  # values of configurations that were read, by ``_identity``
 _MOST_KNOWN = 64
 
 
-def _identity(request: Mapping[str, Any]) -> str:
+def _identity(request: Mapping[str, object]) -> str:
     """Return what the values of a configuration depend on."""
-    content = Path(request["file"]).read_text(encoding="utf-8") if request["file"] else request["text"]
+    content = Path(str(request["file"])).read_text(encoding="utf-8") if request["file"] else request["text"]
     return json.dumps([content, *(request[each] for each in ("config", "overrides", "folder", "env"))])
 
 
-def _ask(requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _ask(requests: Sequence[Mapping[str, object]]) -> list[Any]:
     """Return the ``faults`` and ``values`` of each request, all from one process; no faults, and None, if it cannot run
     (an extra is missing)."""
     if not requests:
         return []
-    nothing: list[dict[str, Any]] = [{"faults": [], "values": None} for _ in requests]
+    nothing: list[Any] = [{"faults": [], "values": None} for _ in requests]
     command = module_argv("areal.training.checking")
     try:
         done = subprocess.run(
@@ -513,7 +512,7 @@ def _ask(requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return nothing
     if done.returncode != 0:
         return nothing
-    answers: list[dict[str, Any]] = json.loads(done.stdout)
+    answers: list[Any] = json.loads(done.stdout)
     if len(_known) > _MOST_KNOWN:
         _known.clear()
     for asked, answer in zip(requests, answers, strict=True):
@@ -533,8 +532,7 @@ def checked(config: str, content: Mapping[str, object]) -> list[dict[str, object
     }
     request |= {"env": {}, "built_in": True, "trains": True, "later": True, "notes": True}
     (answer,) = _ask([request])
-    found: list[dict[str, object]] = answer["faults"]
-    return found
+    return list(answer["faults"])
 
 
 def _fault_diagnostic(resource: Resource, request: Mapping[str, Any], fault: Mapping[str, Any]) -> Diagnostic:
