@@ -400,12 +400,16 @@ class RolloutController:
         make = self._item_factory(workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=False)
         rows, count, executor = self._rows(dataloader), self.config.consumer_batch_size, self._executor
         enough = min(executor.staleness.window.size, self.config.concurrency + 2 * count)
+        low_water, timeout_s = max(1, count // 2), self._timeout(timeout)
+
+        async def take(items: list[EpisodeSpec]) -> list[Rollout] | None:
+            executor.submit(items)
+            return await executor.take(count, timeout_s, completed=dynamic_bs, low_water=low_water)
+
         while True:
-            missing = enough - self._loop.call(lambda: len(executor.staleness.pending))
+            missing = enough - len(executor.staleness.pending)
             items = [make(row, None) for row in itertools.islice(rows, max(0, missing))]
-            self._loop.call(lambda items=items: executor.submit(items))  # type: ignore[misc]
-            take = executor.take(count, self._timeout(timeout), completed=dynamic_bs, low_water=max(1, count // 2))
-            if (taken := self._loop.run(take)) is not None:
+            if (taken := self._loop.run(take(items))) is not None:
                 return taken
 
     prepare_batch = _trajectories(take_prepared)
@@ -475,7 +479,7 @@ class RolloutController:
         self._loop.call(lambda: self._executor.set_version(version))
 
     def get_version(self) -> int:
-        return self._loop.call(lambda: self._executor.staleness.version)
+        return self._staleness.version
 
     def chat_completion(self, messages: Sequence[Mapping[str, object]], **fields: Any) -> dict[str, Any]:
         """Return one chat completion, outside any episode."""
@@ -515,7 +519,7 @@ class RolloutController:
     def ends(self) -> list[EpisodeEnd]:
         """Return the episodes since the last call that are not trained on, with their causes. The first call starts the
         record."""
-        return self._loop.call(lambda: self._executor.staleness.drain_ends())
+        return self._staleness.drain_ends()
 
     def served_version(self) -> int | None:
         """Return the highest weight version of the model's servers; None if no server reports one."""
@@ -546,6 +550,12 @@ class RolloutController:
         if self._thread is None:
             raise RuntimeError("the controller is not initialized")
         return self._thread
+
+    @property
+    def _staleness(self) -> StalenessManager:
+        """The state of the episodes, for single reads, which need not wait for the event loop."""
+        assert self._loop is not None
+        return self._executor.staleness
 
 
 RolloutControllerV2 = RolloutController

@@ -162,7 +162,7 @@ class StalenessManager:
     consecutive_failures: int = 0  # until an episode ends well
     consecutive_rejections: int = 0  # until one is accepted
     completed: int = 0  # accepted and rejected, and not yet counted for a batch
-    ends: list[EpisodeEnd] | None = None  # since ``drain_ends``; None until its first call
+    ends: deque[EpisodeEnd] | None = None  # since ``drain_ends``; None until its first call
     on_abandoned: Callable[[EpisodeSpec], None] = lambda item: None
     _pending_outside: deque[EpisodeSpec] = field(default_factory=deque)
     _drops: dict[int, int] = field(default_factory=dict)
@@ -275,9 +275,11 @@ class StalenessManager:
             self.ends.append(end)
 
     def drain_ends(self) -> list[EpisodeEnd]:
-        """Return the ends since the last call. The first call starts the record."""
-        ends, self.ends = self.ends or [], []
-        return ends
+        """Return the ends since the last call. The first call starts the record. For one thread, which need not be that
+        of the other calls."""
+        if self.ends is None:
+            self.ends = deque()
+        return [self.ends.popleft() for _ in range(len(self.ends))]
 
     def take(self, count: int) -> list[Rollout] | None:
         """Return a batch of exactly ``count``, or None."""

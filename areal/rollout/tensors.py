@@ -92,7 +92,7 @@ def row(
     return {**tensors, "truncated": torch.tensor([truncated])}
 
 
-def _with_token_temperatures(trajectory: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_token_temperatures(trajectory: Mapping[str, Any]) -> Mapping[str, Any]:
     import torch
 
     if "token_temperatures" in trajectory or "temperatures" not in trajectory:
@@ -109,7 +109,7 @@ def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajecto
     if not trajectories:
         raise ValueError("no trajectory to concatenate")
     if any("token_temperatures" in each for each in trajectories):
-        trajectories = [_with_token_temperatures(each) for each in trajectories]
+        trajectories = [with_token_temperatures(each) for each in trajectories]
     names = list(trajectories[0])
     for each in trajectories[1:]:
         if set(each) != set(names):

@@ -14,7 +14,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,7 +32,7 @@ from areal.rollout.controller import RolloutController
 from areal.rollout.dump import episodes_of, write_step
 from areal.rollout.evaluation import Estimate, PromptScores, estimates
 from areal.rollout.staleness import EndCause, EpisodeEnd, Rollout
-from areal.rollout.tensors import concat_padded_tensors
+from areal.rollout.tensors import concat_padded_tensors, with_token_temperatures
 from areal.training.batches import Batch
 from areal.training.frontier import DataOrder, FailureWindow, Frontier
 from areal.training.metrics import Metrics, MetricsLog, ProgressLine, open_trackers
@@ -221,7 +221,7 @@ class RolloutSource:
             "tokens_per_second": float(lengths.sum()) / max(now - before, 1e-9),
         }
         if several:
-            alike = sum(bool(group.max() == group.min()) for group in several)
+            alike = sum(len(set(group.tolist())) == 1 for group in several)
             numbers[WITHOUT_SPREAD] = alike / len(several)
         if "truncated" in batch:
             numbers["length/truncated"] = float(batch["truncated"].float().mean())
@@ -242,24 +242,23 @@ class RolloutSource:
 def to_batch(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Batch, Tensor]:
     """Return the concatenated rows, and the rollout's number for each row [B]. ``token_temperatures`` [B, T] is
     included only where not all are 1, ``sample_ids`` [B] only where a sample of a group has several rows.
-    ``temperature``: of rows without their own."""
-    batches = [_columns(rollout, temperature) for rollout in rollouts]
-    if any("images" in each for each in batches):
-        batches = [{"images": torch.zeros(len(each["rewards"]), dtype=torch.int64), **each} for each in batches]
-    shared = set.intersection(*(set(batch) for batch in batches))
-    batch = concat_padded_tensors(
-        [{name: column for name, column in each.items() if name in shared} for each in batches]
-    )
-    if bool((batch["token_temperatures"] == 1).all()):
-        del batch["token_temperatures"]
+    ``temperature``: of rows without their own. Raises UsageFault."""
+    columns: list[Mapping[str, Tensor]] = [_columns(rollout, temperature) for rollout in rollouts]
+    if any("images" in each for each in columns):
+        columns = [{"images": torch.zeros(len(each["rewards"]), dtype=torch.int64), **each} for each in columns]
+    if any("token_temperatures" in each for each in columns):
+        columns = [with_token_temperatures(each) for each in columns]
+    shared = set.intersection(*map(set, columns))
+    joined = concat_padded_tensors([{name: each[name] for name in each if name in shared} for each in columns])
     samples = [_samples(rollout.trajectory) for rollout in rollouts]
-    groups = torch.repeat_interleave(torch.arange(len(batches)), torch.tensor([len(each) for each in samples]))
+    groups = torch.tensor([number for number, each in enumerate(samples) for _ in each])
+    batch = _tempered({name: column.to(_TYPES[name]) for name, column in joined.items()}, rollouts, groups)
     # The turns of a group's only sample are compared with each other.
-    numbers = [torch.arange(len(each)) if each.max() == 0 else each for each in samples]
-    firsts = torch.tensor([0, *(int(each.max()) + 1 for each in numbers)]).cumsum(0)
-    together = torch.cat(numbers) + firsts[groups]
-    if firsts[-1] < len(together):
-        batch["sample_ids"] = together
+    samples = [each if max(each) else list(range(len(each))) for each in samples]
+    *firsts, count = accumulate((max(each) + 1 for each in samples), initial=0)
+    if count < len(groups):
+        numbers = [first + number for first, each in zip(firsts, samples, strict=True) for number in each]
+        batch["sample_ids"] = torch.tensor(numbers)
     return batch, groups
 
 
@@ -282,27 +281,30 @@ def images_of(rollouts: Sequence[Rollout]) -> dict[int, tuple[bytes, ...]]:
     return found
 
 
-def _samples(trajectory: Mapping[str, Tensor]) -> Tensor:
-    """Return the number of each row's sample, from 0: [B]. A row without ``sample_ids`` is a separate sample."""
-    given = trajectory.get("sample_ids")
-    return torch.arange(len(trajectory["rewards"])) if given is None else torch.unique(given, return_inverse=True)[1]
+def _samples(trajectory: Mapping[str, Tensor]) -> list[int]:
+    """Return the number of each row's sample, from 0. A row without ``sample_ids`` is a separate sample."""
+    if "sample_ids" not in trajectory:
+        return list(range(len(trajectory["rewards"])))
+    given = trajectory["sample_ids"].tolist()
+    numbers = {sample: number for number, sample in enumerate(sorted(set(given)))}
+    return [numbers[sample] for sample in given]
 
 
 def sample_rewards(trajectory: Mapping[str, Tensor]) -> Tensor:
     """Return the reward of each sample of a group: [N]. For several turns it is the sum before discounts if that is
     known, else their mean."""
     rewards, samples = trajectory["rewards"].float(), _samples(trajectory)
-    sizes = torch.bincount(samples)
-    if len(sizes) == len(samples):
+    if len(set(samples)) == len(samples):
         return rewards
-    given = trajectory.get("original_rewards")
-    sums = torch.zeros(len(sizes)).index_add_(0, samples, rewards if given is None else given.float())
+    given, members = trajectory.get("original_rewards"), torch.tensor(samples)
+    sizes = torch.bincount(members)
+    sums = torch.zeros(len(sizes)).index_add_(0, members, rewards if given is None else given.float())
     return sums / sizes if given is None else sums
 
 
 def _columns(rollout: Rollout, temperature: float) -> dict[str, Tensor]:
-    """Return the columns of ``_TYPES``, cast to these types. Without ``versions`` all tokens have the episode's head
-    version. Raises UsageFault."""
+    """Return the columns of ``_TYPES``. Without ``versions`` all tokens have the episode's head version, without
+    temperatures all rows have ``temperature``. Raises UsageFault."""
     given = rollout.trajectory if isinstance(rollout.trajectory, Mapping) else {}
     missing = [name for name in _REQUIRED if name not in given]
     if missing:
@@ -315,26 +317,28 @@ def _columns(rollout: Rollout, temperature: float) -> dict[str, Tensor]:
             f"episode {rollout.task_id} cannot be trained on: multi_modal_input is not read",
             hint="areal.workflow.vision_rlvr:VisionRLVRWorkflow returns the numbers of a row's images",
         )
-    found = {name: given[name].to(kind) for name, kind in _TYPES.items() if name in given}
+    found = {name: given[name] for name in _TYPES if name in given}
     if "versions" not in found:
         found["versions"] = torch.where(found["loss_mask"].bool(), rollout.head_version, -1)
-    found["token_temperatures"] = _token_temperatures(found, rollout, temperature)
-    found.pop("temperatures", None)
+    if "temperatures" not in found and "token_temperatures" not in found:
+        found["temperatures"] = torch.full((len(found["rewards"]),), temperature)
     return found
 
 
-def _token_temperatures(columns: Mapping[str, Tensor], rollout: Rollout, default: float) -> Tensor:
-    """Return the temperatures [B, T], 1 at tokens that were not sampled. Raises UsageFault for greedy rows: greedy
-    decoding has no policy gradient."""
-    mask = columns["loss_mask"].bool()
-    given = columns.get("token_temperatures", columns.get("temperatures", torch.full((len(mask),), default)))
-    found = torch.where(mask, given if given.dim() == 2 else given[:, None], 1.0)
-    if not bool((found > 0).all()):  # nor NaN
+def _tempered(batch: Batch, rollouts: Sequence[Rollout], groups: Tensor) -> Batch:
+    """Return the batch with ``token_temperatures`` [B, T], 1 at tokens that were not sampled, unless all are 1. Raises
+    UsageFault for greedy rows: greedy decoding has no policy gradient."""
+    given = batch["token_temperatures" if "token_temperatures" in batch else "temperatures"]
+    found = torch.where(batch["loss_mask"].bool(), given if given.dim() == 2 else given[:, None], 1.0)
+    is_greedy = ~(found > 0).all(1)  # or NaN
+    if bool(is_greedy.any()):
+        episode = rollouts[int(groups[is_greedy][0])].task_id
         raise UsageFault(
-            f"episode {rollout.task_id} cannot be trained on: some of its tokens were taken greedily (temperature 0)",
+            f"episode {episode} cannot be trained on: some of its tokens were taken greedily (temperature 0)",
             hint="sample with a temperature above 0, also in an agent's own calls",
         )
-    return found
+    batch = {name: column for name, column in batch.items() if not name.endswith("temperatures")}
+    return batch if bool((found == 1).all()) else {**batch, "token_temperatures": found}
 
 
 def rollout_controller(config: PPOConfig, folder: RunFolder) -> RolloutController:
