@@ -27,7 +27,10 @@ def lengths(batch: Mapping[str, Tensor]) -> list[int]:
 
 
 def select(batch: Mapping[str, Tensor], indices: Sequence[int]) -> Batch:
-    """Return the rows ``indices``, in that order, trimmed to the longest of them."""
+    """Return the rows ``indices``, in that order, trimmed to the longest of them. All rows share their memory with
+    ``batch``."""
+    if list(indices) == list(range(len(batch["attention_mask"]))):
+        return trim(batch)
     where = torch.as_tensor(indices, dtype=torch.long, device=batch["attention_mask"].device)
     return trim({name: column[where] for name, column in batch.items()})
 
