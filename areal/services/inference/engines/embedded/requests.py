@@ -56,7 +56,8 @@ class Delta:
 
 
 class Stream:
-    """One request's sequences and how much of each was sent. Used by the event loop only.
+    """One request's sequences and how much of each was sent. Used by the event loop; for whole ones, ``is_due``
+    also by the engine's thread.
 
     ``whole``: the consumer wants everything at the end. ``interval``: new tokens for which a running sequence waits.
     ``first_at``: ``time.monotonic`` at the first token.
@@ -127,7 +128,7 @@ class Streams:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._open: set[Stream] = set()
+        self._open: tuple[Stream, ...] = ()  # replaced, as the engine's thread reads it
         self._urgent = False  # ``_flush_due`` is scheduled
         self._armed = False  # the flush timer runs or is about to
         self._timer: asyncio.TimerHandle | None = None
@@ -135,18 +136,18 @@ class Streams:
 
     def open(self, sequences: list[TokenSequence], *, whole: bool, interval: int = 1) -> Stream:
         stream = Stream(sequences, whole=whole, interval=interval)
-        self._open.add(stream)
+        self._open = (*self._open, stream)
         if self._armed:  # perhaps without a timer, while no stream was read
             self._arm()
         return stream
 
     def close(self, stream: Stream) -> None:
-        self._open.discard(stream)
+        self._open = tuple(each for each in self._open if each is not stream)
         stream.settled.set()
 
     def progress(self, urgent: bool) -> None:
         # A race costs one call too many, never one too few: each flag is cleared before the sequences are read.
-        if urgent and not self._urgent:
+        if urgent and not self._urgent and any(not each.whole or each.is_due() for each in self._open):
             self._urgent = True
             self._loop.call_soon_threadsafe(self._flush_due)
         elif not urgent and not self._armed:
@@ -169,7 +170,7 @@ class Streams:
         self._wake_streams(interval=1)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
-                for stream in list(self._open):
+                for stream in self._open:
                     await stream.settled.wait()
 
     def _flush_due(self) -> None:
