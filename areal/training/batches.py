@@ -241,28 +241,33 @@ def _balanced(lengths: Sequence[int], limits: MicroBatches, max_tokens: int, par
 
 
 # Packed rows: each distinct token is computed once. Samples of one prompt share its tokens, without padding: a tree
-# whose trunk is the prompt (Miao et al., arXiv:2305.09781). Only attention depends on other tokens. It runs on the rows
-# of the batch (``areal.training.engines.huggingface.packed_attention``), which avoids a mask of quadratic size.
+# whose trunk is the prompt (Miao et al., arXiv:2305.09781). Only attention depends on other tokens. Short trees are the
+# rows of a batch, with a mask. Of long ones a mask is too large: attention runs on the rows of the padded batch
+# (``areal.training.engines.huggingface.packed_attention``).
 
 _MAX_SHARE = 0.9  # of the padded batch's tokens, above which packing does not pay
+_MASKED = 1 << 22  # scores of trees with a mask
+_PAYS = 2  # times the scores of the padded batch: one tree is computed faster than many short rows
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """``input_ids`` and ``positions`` [1, L]; ``places`` [B, T]: the index among the L of each token of the batch, 0
-    for tokens without an output; ``homes`` [L]: the index among the B * T of each packed token."""
+    """``input_ids`` and ``positions`` [N, W]: all trees one after the other (N = 1), or one a row, with ``mask``
+    [N, 1, W, W]: the tokens that each token attends to. ``places`` [B, T]: the index among the N * W of each token of
+    the batch, 0 for tokens without an output; ``homes`` [N * W]: the index among the B * T of each packed token."""
 
     input_ids: Tensor
     positions: Tensor
     places: Tensor
     homes: Tensor
+    mask: Tensor | None = None
 
     def to(self, device: torch.device) -> PackedRows:
-        moved = {name: column.to(device, non_blocking=True) for name, column in vars(self).items()}
-        return replace(self, **moved)
+        columns = {name: column for name, column in vars(self).items() if column is not None}
+        return replace(self, **to_device(columns, device))
 
     def unpacked(self, outputs: Tensor) -> Tensor:
-        """Return the model's outputs [1, L, V] in the rows of the batch: [B, T, V]."""
+        """Return the model's outputs [N, W, V] in the rows of the batch: [B, T, V]."""
         flat = outputs.flatten(0, 1).index_select(0, self.places.flatten())
         return flat.view(*self.places.shape, -1)
 
@@ -279,24 +284,38 @@ def pack(batch: Mapping[str, Tensor], *, last: bool) -> PackedRows | None:
     prompts: dict[bytes, list[int]] = {}
     for row, count in enumerate(shared.tolist()):
         prompts.setdefault(ids[row, :count].tobytes(), []).append(row)
-    trunks, branches = np.zeros_like(own), np.zeros_like(own)  # where a row's prompt and its own tokens begin
-    total = 0
-    for members in prompts.values():
-        trunks[members] = total
-        total += int(shared[members[0]])
-        ends = total + own[members].cumsum()
-        branches[members] = ends - own[members]
-        total = int(ends[-1])
-    if not 0 < total < _MAX_SHARE * ids.size:
+    trees = list(prompts.values())
+    ends = np.cumsum([shared[rows[0]] + own[rows].sum() for rows in trees])
+    sizes = np.diff(ends, prepend=0)
+    if not 0 < ends[-1] < _MAX_SHARE * ids.size:
         return None
+    count, width = len(trees), int(sizes.max())
+    is_masked = count * width**2 <= min(_MASKED, _PAYS * ids.size * ids.shape[1])
+    is_masked = is_masked and count * width < _MAX_SHARE * ids.size
+    shape = (count, width) if is_masked else (1, int(ends[-1]))
+    starts = width * np.arange(count) if is_masked else ends - sizes
+    trunks, branches = np.zeros_like(own), np.zeros_like(own)  # where a row's prompt and its own tokens begin
+    for start, rows in zip(starts, trees, strict=True):
+        trunks[rows] = start
+        branches[rows] = start + shared[rows] + own[rows].cumsum() - own[rows]
     steps = np.arange(ids.shape[1])
     is_packed = steps < (shared + own)[:, None]
     places = np.where(steps < shared[:, None], trunks[:, None] + steps, (branches - shared)[:, None] + steps)
-    homes = np.zeros(total, dtype=np.int64)
-    homes[places[is_packed]] = np.flatnonzero(is_packed)
+    homes = np.zeros(shape, dtype=np.int64)
+    homes.reshape(-1)[places[is_packed]] = np.flatnonzero(is_packed)
+    parts = np.full(shape, -1)  # 0 in a trunk, the row's number from 1 on in a branch
+    numbers = np.where(steps < shared[:, None], 0, np.arange(1, len(ids) + 1)[:, None])
+    parts.reshape(-1)[places[is_packed]] = numbers[is_packed]
     return PackedRows(
-        input_ids=torch.from_numpy(ids.reshape(-1)[homes][None]),
-        positions=torch.from_numpy((homes % ids.shape[1])[None]),
+        input_ids=torch.from_numpy(ids.reshape(-1)[homes]),
+        positions=torch.from_numpy(homes % ids.shape[1]),
         places=torch.from_numpy(np.where(is_packed, places, 0)),
-        homes=torch.from_numpy(homes),
+        homes=torch.from_numpy(homes.reshape(-1)),
+        mask=_visible(torch.from_numpy(parts)) if is_masked else None,
     )
+
+
+def _visible(parts: Tensor) -> Tensor:
+    """[N, W] -> [N, 1, W, W]: the tokens before each token, and itself, in its own part or in the trunk."""
+    seen, own = parts[:, None, :], parts[:, :, None]
+    return ((seen == 0) | (seen == own)).tril()[:, None]

@@ -197,18 +197,33 @@ def test_packed_tokens_are_unique_and_found_by_every_row(
         wanted = len(whole) if last else max(len(prompt), len(whole) - 1) if answer else len(whole) - 1
         places = rows.places[row, :wanted]
         used |= set(places.tolist())
-        assert rows.input_ids[0, places].tolist() == whole[:wanted]
-        assert rows.positions[0, places].tolist() == list(range(wanted))
+        assert rows.input_ids.flatten()[places].tolist() == whole[:wanted]
+        assert rows.positions.flatten()[places].tolist() == list(range(wanted))
+        if rows.mask is not None:  # each token attends to those before it in its row
+            size = rows.mask.shape[-1]
+            tree, inside, seen = places // size, places % size, torch.zeros(wanted, size, dtype=torch.bool)
+            for position in range(wanted):
+                seen[position, inside[: position + 1]] = True
+            assert torch.equal(rows.mask[tree, 0, inside], seen)
         for place in places.tolist():  # a row that has what came before it
             home, position = divmod(int(rows.homes[place]), width)
             assert (given[home][0] + given[home][1])[: position + 1] == whole[: position + 1]
             assert int(rows.places[home, position]) == place
-    assert used == set(range(rows.input_ids.numel()))
+    assert rows.mask is not None or used == set(range(rows.input_ids.numel()))
 
 
 def test_packed_group_shares_its_prompt() -> None:
     rows = pack(batch_of([([1, 2, 3, 1, 2, 3], [n % 3, 1, 2]) for n in range(4)]), last=False)
     assert rows is not None and rows.input_ids.numel() == 6 + 4 * 2
+
+
+def test_short_trees_have_a_mask_and_long_ones_are_one_row() -> None:
+    short = pack(batch_of([([n, 2, 3, 1, 2, 3], [m % 3, 1, 2]) for n in range(2) for m in range(4)]), last=False)
+    assert short is not None and short.mask is not None and short.mask.shape == (2, 1, 14, 14)
+    long = pack(batch_of([([1] * 20, [n % 3] * 20) for n in range(8)]), last=False)
+    assert long is not None and long.mask is None and long.input_ids.shape == (1, 172), (
+        "a mask hides most of its scores"
+    )
 
 
 def test_equal_rows_without_shared_prompt_are_not_packed() -> None:

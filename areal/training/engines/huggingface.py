@@ -202,12 +202,13 @@ def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **about: Any
 ) -> tuple[Tensor, None]:
     """Causal attention of transformers' ``sdpa``: queries, keys and values [B, heads, T, D] to [B, T, heads, D].
-    With ``packed`` rows [1, heads, L, D] to [1, L, heads, D]: each row of the batch attends to its prompt and its own
-    tokens. The output of a shared token is the same in all of its rows, and is taken from one."""
+    With ``packed`` rows [N, heads, W, D] to [N, W, heads, D]: each row of the batch attends to its prompt and its own
+    tokens. Without a mask the output of a shared token, the same in all of its rows, is taken from one."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     rows: PackedRows | None = about.pop("packed", None)
-    if rows is None:
+    if rows is None or rows.mask is not None:
+        mask = mask if rows is None else rows.mask
         return sdpa_attention_forward(module, query, key, value, mask, **about)
     places = rows.places.flatten()
     query, key, value = (

@@ -107,12 +107,16 @@ def groups(prompts: int = 4, samples: int = 8) -> Batch:
 
 
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"use_lora": True}])
-def test_packed_rows_match_logits_and_gradient_of_padded_rows(model: Path, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_packed_rows_match_logits_and_gradient_of_padded_rows(
+    model: Path, changes: dict[str, Any], is_masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("areal.training.batches._MASKED", 1 << 22 if is_masked else 0)
     batch, whole, padded = groups(), _engine(model, **changes), _engine(model, **changes)
     padded._packs = False
     padded.model.load_state_dict(whole.model.state_dict())
     (micro, packed), (_, none) = whole._micro(batch, range(32)), padded._micro(batch, range(32))
-    assert packed is not None and none is None
+    assert packed is not None and none is None and (packed.mask is not None) is is_masked
     assert packed.input_ids.numel() < batch["input_ids"].numel() / 2
     found, wanted = whole.outputs(micro, packed), padded.outputs(micro)
     torch.testing.assert_close(found.logprobs, wanted.logprobs)
