@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from areal.client.errors import Blame, CallerError, ClientError
 from areal.dataclasses import dataclass
-from areal.errors import ArealError, where_raised
+from areal.errors import ArealError, UsageFault, where_raised
 from areal.reward.frames import RewardError, RewardProcessLost, RewardTimeout
 from areal.wire.stage import report_stage
 
@@ -73,10 +73,13 @@ class RolloutsFailed(ArealError):
 
     @property
     def is_permanent(self) -> bool:
-        """Return whether each failure is a refused request, or a reward that raised or gave no number."""
+        """Return whether each failure is a refused request, a row that the workflow cannot use, or a reward that raised
+        or gave no number."""
         by_chance = RewardTimeout | RewardProcessLost
         return bool(self.failures) and all(
-            each.blame in (Blame.CALLER, REWARD) and not isinstance(each.error, by_chance) for each in self.failures
+            isinstance(each.error, UsageFault)
+            or (each.blame in (Blame.CALLER, REWARD) and not isinstance(each.error, by_chance))
+            for each in self.failures
         )
 
 
