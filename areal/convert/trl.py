@@ -412,8 +412,11 @@ def _rewards(draft: Draft) -> None:
     imports += ["", chat] if any("CHAT" in each for each in functions.values()) else []
     write_rewards(draft, "TRL's reward functions, called for one answer at a time", "\n".join(imports), functions)
     weights = draft.values.get("reward_weights")
-    if weights is not None:
-        draft.set("reward_weights", weights if isinstance(weights, list) else [weights])
+    weights = weights if isinstance(weights, list) or weights is None else [weights]
+    if weights is not None and len(weights) != len(functions):
+        draft.mark("reward_weights", Fate.REFUSED, f"{len(weights)} weights for {len(functions)} functions")
+    elif weights is not None:
+        draft.set("reward_weights", weights)
 
 
 GRPO = Framework("trl grpo", GRPO_RULES, GRPO_DEFAULTS, _grpo)

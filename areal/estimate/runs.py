@@ -125,7 +125,8 @@ def run_of(get: Reader, shapes: dict[str, Shape], part: Part, batch: Batch, node
     models = {role: _trained(get, role, kind, shape, part, batch, nodes, on_cpu) for role, shape in shapes.items()}
     first = next(iter(models.values()))
     passes = [each for role, each in models.items() if role in ("ref", "critic")]
-    if get("actor.recompute_logprob", False) or get("actor.use_decoupled_loss", False):
+    decoupled = get("actor.use_decoupled_loss", False) and get("actor.prox_logp_method", "recompute") != "loglinear"
+    if decoupled or (get("actor.recompute_logprob", False) and not get("actor.use_decoupled_loss", False)):
         passes.append(first)
     at_once = bool(get("async_training", True)) and int(get("rollout.max_head_offpolicyness", 0)) > 0
     prompts = get("rollout.max_concurrent_rollouts", None) or get("rollout.consumer_batch_size", None) or 1

@@ -208,6 +208,7 @@ def test_mean_over_tokens_of_each_forward_pass_is_lossy() -> None:
         ("grpo", "reward_funcs", ["get_soft_overlong_punishment"], Fate.REFUSED),
         ("grpo", "reward_funcs", ["accuracy_reward"], Fate.LOSSY),
         ("grpo", "reward_funcs", [], Fate.REFUSED),
+        ("grpo", "reward_weights", [1.0, 0.5], Fate.REFUSED),
         ("grpo", "dataset_name", "", Fate.REFUSED),
         ("grpo", "model_name_or_path", "", Fate.REFUSED),
         ("grpo", "per_device_train_batch_size", 12, Fate.REFUSED),

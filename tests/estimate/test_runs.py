@@ -121,6 +121,12 @@ def test_agent_answer_length_is_required_if_unset() -> None:
     assert batch_of(reader(GRPO), 256, None, by_agents=True).longest == 1024
 
 
+def test_proximal_pass_is_counted_where_it_is_made() -> None:
+    for method, passes in (("recompute", 1), ("loglinear", 0)):
+        actor = {**GRPO["actor"], "use_decoupled_loss": True, "prox_logp_method": method}  # type: ignore[dict-item]
+        assert len(of({**GRPO, "actor": actor}).passes) == passes
+
+
 def test_adapters_are_the_trained_parameters() -> None:
     tree = {**GRPO, "actor": {"path": "m", "use_lora": True, "lora_rank": 8}}
     assert of(tree).models[0].trained == SHAPE.adapters(8, ())
