@@ -27,7 +27,14 @@ from areal.errors import ArealError, TimedOut, UsageFault
 from areal.installation import module_argv
 from areal.reconcilers.context import Context, Deadline, Outcome
 from areal.reconcilers.kinds import controller_of
-from areal.reconcilers.outcomes import outcome_of, settle_statuses, with_endings, with_stuck, write_statuses
+from areal.reconcilers.outcomes import (
+    outcome_of,
+    recorded_targets,
+    settle_statuses,
+    with_endings,
+    with_stuck,
+    write_statuses,
+)
 from areal.reconcilers.plan import Op, Plan, Report, StartRun, Verb
 from areal.reconcilers.prepare import CommandContext, Prepared
 from areal.reconcilers.status import BACKGROUND, held_back
@@ -187,7 +194,10 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
     from areal.reconcilers.execute import claim_slots, execute, give_up, perform
     from areal.reconcilers.launch import EffectContext
 
-    targets = {target.ref: target for target in prepared.scope.all}
+    found = prepared.scope.all
+    if wait and _only_records(prepared):
+        found = recorded_targets(command.ctx, prepared.scope, prepared.observed)
+    targets = {target.ref: target for target in found}
     plan = prepared.plan if wait else begun_only(prepared.plan, {ref for ref, it in targets.items() if it.is_deleted})
     schedulers = partial(command.scheduler_of, {ref: target.object for ref, target in targets.items()})
     specs = {ref: target.object.spec for ref, target in targets.items()}

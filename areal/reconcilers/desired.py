@@ -480,7 +480,7 @@ def needs_of(item: StoredObject | Wanted) -> tuple[str, ...]:
 def _dependents(known: Mapping[str, StoredObject], deleted: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
     """Yield the objects that remain although an object that they need is deleted: (object, why, whether that object
     owns it)."""
-    for ref, item in known.items():
+    for ref, item in known.items() if deleted else ():
         if ref in deleted:
             continue
         if item.owner in deleted:

@@ -9,7 +9,8 @@ from areal import interrupt
 from areal.dataclasses import dataclass, replace
 from areal.errors import TargetFailed, worst_exit
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
-from areal.reconcilers.observe import DEPENDENCY_FAILED, conditions_of, observe, rollout_failure
+from areal.reconcilers.desired import Target
+from areal.reconcilers.observe import DEPENDENCY_FAILED, Health, Observed, conditions_of, observe, rollout_failure
 from areal.reconcilers.plan import ObjectPlan, Plan, Report, Verb, refused_error
 from areal.reconcilers.planning import PlanScope
 from areal.reconcilers.status import (
@@ -24,6 +25,7 @@ from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends.base import RunControl
 from areal.state.events import EventLog
 from areal.state.objects import ObjectStore
+from areal.state.records import StoredObject
 
 
 @dataclass(frozen=True)
@@ -69,17 +71,11 @@ def write_statuses(
         endings[target.ref] = Ending("Pending" if is_pending else health.phase, health.message, address)
         if target.ref not in touched and stored is recorded:
             continue
-        previous = stored.status.get("conditions", [])
-        found = conditions_of(health, stored.generation, error, previous, time.time())
-        status = {
-            **stored.status,
-            "phase": health.phase,
-            "conditions": [condition.to_json() for condition in found],
-            **({"address": address} if address else {}),
-        }
+        status = {**_status_of(stored, health, error), **({"address": address} if address else {})}
         if status == recorded.status:
             continue
         statuses[stored.ref] = status
+        previous = stored.status.get("conditions", [])
         was_ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in previous)
         if health.phase == "Ready" and not was_ready:
             events.append((stored.ref, "Normal", "Ready", health.fraction))
@@ -108,10 +104,29 @@ def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan:
             continue  # another command has changed it
         statuses[stored.ref] = converged_status(stored)
         if health.phase == "Ready":
-            found = conditions_of(health, stored.generation, None, stored.status.get("conditions", []), time.time())
-            conditions = [condition.to_json() for condition in found]
-            statuses[stored.ref] |= {"phase": health.phase, "conditions": conditions}
+            statuses[stored.ref] = _status_of(replace(stored, status=statuses[stored.ref]), health)
     store.put_statuses(statuses)
+
+
+def recorded_targets(ctx: Context, scope: PlanScope, observed: Observed) -> list[Target]:
+    """Return the targets of a plan that only records. Those that have no process, and should have none, get their
+    status, which is then written with the object and not after it."""
+    hosts = hosts_of(ctx.home, [target.object for target in scope.all])
+
+    def with_status(target: Target) -> Target:
+        item = replace(target.object, status=converged_status(target.object))
+        health = health_of(item, observed, hosts)
+        if target.ref not in scope.requested or target.is_deleted or health.phase not in ("Suspended", "Recorded"):
+            return target
+        return replace(target, object=replace(item, status=_status_of(item, health)))
+
+    return [target if observed.of(target.ref) else with_status(target) for target in scope.all]
+
+
+def _status_of(item: StoredObject, health: Health, error: str | None = None) -> dict[str, object]:
+    """Return the status of an object with its phase and conditions. ``error``: why its last rollout failed."""
+    found = conditions_of(health, item.generation, error, item.status.get("conditions", []), time.time())
+    return {**item.status, "phase": health.phase, "conditions": [condition.to_json() for condition in found]}
 
 
 def _unfinished_refs(report: Report) -> set[str]:

@@ -101,10 +101,15 @@ def references(kind: str, sparse: Mapping[str, object]) -> tuple[Reference, ...]
         if value is ABSENT and spec_model(kind).INSTEAD.get((*base, name)) in holder:
             continue
         if value is ABSENT:
-            value = next(reversed(list(resolve(spec_model(kind), (*base, name))))).default
+            value = _default(kind, (*base, name))
         if isinstance(value, str):
             found.append(Reference((*base, name), Ref(target, value)))
     return tuple(found)
+
+
+@cache
+def _default(kind: str, path: FieldPath) -> Any:
+    return next(reversed(list(resolve(spec_model(kind), path)))).default
 
 
 _EXPECTED = {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from areal.reconcilers.context import Context, Outcome
 from areal.reconcilers.converge import converge
@@ -15,6 +17,8 @@ from areal.reconcilers.plan import Plan
 from areal.reconcilers.planning import Policy
 from areal.reconcilers.prepare import CommandContext, Prepared, plan_targets
 from areal.resources.kinds import Ref
+from areal.state import objects
+from areal.state.files import write_together
 from areal.state.home import Home
 from areal.state.records import Layer, StoredObject
 
@@ -48,6 +52,23 @@ def test_record_only_apply_plans_once(tmp_path: Path) -> None:
     assert command.converge().exit_code == 0
     assert len(command.plans) == 1
     assert command.context.store.expect(SERVICE).spec == {"suspend": True}
+
+
+def test_record_only_apply_writes_each_object_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status is written with the object."""
+    written: list[str] = []
+
+    def write(files: Sequence[tuple[Path, bytes]], mode: int = 0o600) -> None:
+        written.extend(path.name for path, _ in files)
+        write_together(files, mode)
+
+    monkeypatch.setattr(objects, "write_together", write)
+    command = Command(tmp_path)
+    assert command.converge().exit_code == 0
+    assert written.count("object.json") == 1
+    status = command.context.store.expect(SERVICE).status
+    assert (status["phase"], status["observedGeneration"]) == ("Suspended", 1)
+    assert [condition["type"] for condition in status["conditions"]] == ["Ready", "Progressing", "Degraded", "Stalled"]
 
 
 def test_apply_replans_when_object_changes_before_lock(tmp_path: Path) -> None:

@@ -187,3 +187,8 @@ def test_expressions_of_a_whole_rendering_are_bounded() -> None:
     template = f"{{kind: Model, metadata: {{name: 'm${{{{ index }}}}'}}, spec: {spec}}}"
     found = faults(_generate('{each: "${{ range(200) }}"}', template))
     assert any(TOO_MUCH in fault for fault in found)
+
+
+def test_expression_with_escaped_character_is_evaluated() -> None:
+    (found,) = rendered(model(r'{path: "\x24{{ string(1 + 1) }}", backend: embedded}')).resources
+    assert found.spec["path"] == "2"
