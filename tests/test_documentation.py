@@ -68,7 +68,7 @@ def test_architecture_names_existing_classes() -> None:
     [
         ("what a session remembers of each call", "areal/services/inference/recorder/records.py", "class ModelCall"),
         ("what a session remembers of itself", "areal/services/inference/recorder/session.py", "class SessionRecord"),
-        ("a field of TrainJob", "areal/resources/specs.py", "class TrainJobSpec"),
+        ("a field of TrainJob", "areal/resources/job_spec.py", "class TrainJobSpec"),
         ("the default of a sampling parameter", "areal/wire/sampling.py", "class SamplingParams"),
         ("the wording of a drift", "areal/reconcilers/planning.py", "Drift("),
         ("the wording of a drift", "areal/reconcilers/kinds/replica_plan.py", "Drift("),

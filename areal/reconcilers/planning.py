@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import InvalidManifest, NoCapacity
@@ -36,12 +36,15 @@ from areal.reconcilers.plan import (
     Verb,
 )
 from areal.resources.kinds import KINDS
-from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.tree import UpdateClass, changes, path_text
 from areal.resources.validation import update_class
 from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import ENDED, Phase
 from areal.state.records import StoredObject
+
+if TYPE_CHECKING:
+    from areal.resources.agent_spec import AgentServiceSpec
+    from areal.resources.specs import InferenceServiceSpec
 
 NO_LIMIT = 1 << 20  # more GPUs than any plan takes
 KEY_LOST = "key-lost"  # the file of a process's key is missing

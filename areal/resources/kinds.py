@@ -73,9 +73,15 @@ def load(path: str) -> Any:
 
 
 def _register(
-    kind: str, plural: str, short: tuple[str, ...], order: int, module: str, components: tuple[str, ...]
+    kind: str,
+    plural: str,
+    short: tuple[str, ...],
+    order: int,
+    module: str,
+    components: tuple[str, ...],
+    specs: str = "specs",
 ) -> None:
-    spec, controller = f"areal.resources.specs:{kind}Spec", f"areal.reconcilers.kinds.{module}:{kind}Controller"
+    spec, controller = f"areal.resources.{specs}:{kind}Spec", f"areal.reconcilers.kinds.{module}:{kind}Controller"
     register(KindInfo(kind, plural, short, order, spec, controller, components))
 
 
@@ -90,8 +96,9 @@ _register(
     2,
     "agent_service",
     ("gateway", "router", "worker", "data-proxy"),
+    "agent_spec",
 )
-_register(TRAIN_JOB, "trainjobs", ("job", "jobs"), 3, "train_job", ("driver",))
+_register(TRAIN_JOB, "trainjobs", ("job", "jobs"), 3, "train_job", ("driver",), "job_spec")
 
 
 _OF_KUBERNETES = {

@@ -1,4 +1,5 @@
-"""The specs of the kinds: InferenceService, Model, AgentService and TrainJob.
+"""The specs of InferenceService and Model. Those of the other kinds have a module each, which a command that does not
+need them does not import.
 
 Sections that several kinds share are in ``fields``. Rules between fields exist twice, as ``problems`` for manifests and
 as ``schema_rules`` for editors; tests keep the two consistent.
@@ -6,12 +7,12 @@ as ``schema_rules`` for editors; tests keep the two consistent.
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from areal.resources.addresses import UrlError, check_server_url, parse_external_url
+from areal.resources.addresses import UrlError, parse_external_url
 from areal.resources.backend import (
     BACKEND_PATTERN,
     DATA_PROXY,
@@ -24,27 +25,19 @@ from areal.resources.backend import (
 from areal.resources.fields import (
     EXPRESSION,
     Auth,
-    Backoff,
     Bytes,
-    Cores,
     Count,
     Fault,
     Gateway,
     LogLevel,
-    ModelRef,
     Name,
     Port,
-    PositiveCount,
     PositiveSeconds,
     Probes,
-    Quantity,
     Replicas,
     Resources,
     Restart,
-    RolloutRef,
-    RolloutStrategy,
     Schema,
-    Seconds,
     SecretFrom,
     SpecModel,
     Strategy,
@@ -60,7 +53,7 @@ from areal.resources.fields import (
 )
 from areal.resources.parsers import ReasoningParser, ToolCallParser, parser_rules
 from areal.resources.scheduling import Scheduler
-from areal.resources.tree import TRAINERS, FieldPath, UpdateClass
+from areal.resources.tree import FieldPath, UpdateClass
 from areal.wire.parsers import parser_conflict
 
 SERVED_NAME = worded(  # without ":", which separates an adapter from its model
@@ -319,274 +312,3 @@ class InferenceServiceSpec(SpecModel):
     """Restart of a gateway or router that exits by itself."""
     suspend: Annotated[bool, UpdateClass.HOT] = False
     """True: no process of the service or its models runs; the objects are kept."""
-
-
-ENTRY_POINT = worded(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", 'look like "module:Name"')
-"""``package.module:Name``."""
-
-
-_EXAMPLE_AGENT = '''"""An agent that answers with its session's model."""
-
-from areal.client.inference import AsyncInferenceClient
-
-
-async def agent(message, *, history, emitter, base_url, api_key, model):
-    messages = [*history, {"role": "user", "content": message}]
-    client = AsyncInferenceClient(base_url, api_key, model=model)
-    async with client, client.stream_chat(messages) as chunks:
-        async for chunk in chunks:
-            for choice in chunk["choices"]:
-                await emitter.emit_delta(choice["delta"].get("content") or "")
-'''
-_TOOL_URL = worded(r"^https?://[^\s/?#@]+[^\s#]*$", 'be the URL of a server, "http://..." or "https://..."')
-_COMMAND_GIVEN: Schema = {"required": ["command"], "properties": {"command": {"not": {"enum": [[], None]}}}}
-
-
-class McpServer(SpecModel):
-    """A tool server that speaks the Model Context Protocol."""
-
-    command: Annotated[list[Text], UpdateClass.ROLL] = []
-    """A program that speaks MCP on stdin and stdout, with its arguments. Each worker runs one."""
-    url: Annotated[str | None, Field(pattern=_TOOL_URL), UpdateClass.ROLL] = None
-    """URL of a running MCP server."""
-
-    @classmethod
-    def schema_rules(cls) -> list[Schema]:
-        both: Schema = {"allOf": [written("command", {"minItems": 1}), written("url")]}
-        return [{"anyOf": [_COMMAND_GIVEN, given("url")]}, {"not": both}]
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        if bool(self.command) == bool(self.url):
-            raise PydanticCustomError("areal_one_of", 'needs exactly one of "command" and "url"')
-        return self
-
-
-class AgentTool(SpecModel):
-    """A source of tools."""
-
-    mcp: Annotated[McpServer, UpdateClass.ROLL]
-    """An MCP server."""
-
-
-class SessionSettings(SpecModel):
-    """One conversation with the agent."""
-
-    idle_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 1800.0
-    """Time without a turn after which a session is closed."""
-    turn_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 600.0
-    """Time without text, a tool call or a result from the agent after which a turn fails."""
-    max_concurrent_per_pair: Annotated[PositiveCount, UpdateClass.HOT] = 64
-    """Maximum number of turns that a pair runs at once; further turns wait."""
-
-
-class AgentGateway(SpecModel):
-    """The address that clients of the agent connect to."""
-
-    host: Annotated[Text, UpdateClass.RECREATE] = "127.0.0.1"
-    """Address to bind. Other addresses than loopback are reachable from other machines and require the admin key."""
-    port: Annotated[Port, UpdateClass.RECREATE] = 8090
-    """TCP port. areal never picks it, because clients have it in their configuration."""
-
-
-class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses the field with __init__'s **kwargs
-    """Runs `agent` in `pairs` worker processes and keeps each session on its pair."""
-
-    REFERENCES: ClassVar = ((("inference",), "service", "InferenceService"), (("inference",), "model", "Model"))
-    FILES: ClassVar = (("auth", "adminKeyFrom", "file"), ("workingDir",), ("envFrom", "*", "file"))
-    EXAMPLE: ClassVar = ("my-agent", {"agent": "my_agent:agent", "pairs": 1, "inference": {"service": "default"}})
-    EXAMPLE_FILES: ClassVar = {"my_agent.py": _EXAMPLE_AGENT}
-    EXAMPLE_NEEDS: ClassVar = ("InferenceService/default",)
-
-    agent: Annotated[str | None, Field(pattern=ENTRY_POINT), UpdateClass.ROLL] = None
-    """The agent, as `module:Name`: a class with `async run(request, *, emitter)` (`areal.api.agent`); an object with
-    `async run(data, **extra)`, as for workflows; a function of the message; or an `Agent` of the OpenAI Agents SDK."""
-    kwargs: Annotated[dict[str, JsonValue], UpdateClass.ROLL] = {}
-    """Keyword arguments of the agent's class."""
-    command: Annotated[list[Text], UpdateClass.ROLL] = []
-    """Instead of `agent`: a program that answers one message, with its arguments."""
-    tools: Annotated[list[AgentTool], UpdateClass.ROLL] = []
-    """Sources of tools. An agent with a parameter `tools` gets the tools, a command gets the servers in
-    `$AREAL_MCP_SERVERS`."""
-    pairs: Annotated[Replicas, UpdateClass.HOT] = 1
-    """Number of worker and data proxy pairs."""
-    inference: Annotated[ModelRef | None, UpdateClass.ROLL] = None
-    """The model that the agent calls and that records its sessions. Absent: the agent uses its own model, whose calls
-    are not recorded."""
-    session: Annotated[SessionSettings, UpdateClass.HOT] = SessionSettings.model_construct()
-    """Lifetime and number of sessions."""
-    setup_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 120.0
-    """Time after which a process of a pair that is not ready has failed to start."""
-    drain_timeout_seconds: Annotated[Seconds, UpdateClass.META] = 600.0
-    """Maximum time for the running turns of a stopping pair to finish."""
-    health_poll_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 5.0
-    """Time between two health checks of a pair."""
-    env: Annotated[dict[Variable, str], UpdateClass.ROLL] = {}
-    """Environment variables of the workers, which run the agent. The gateway, the router and the data proxies have
-    those of the command that starts them. Quote numbers, because every value is a string."""
-    env_from: Annotated[dict[Variable, SecretFrom], UpdateClass.ROLL] = {}
-    """Environment variables of the workers with secret values, which areal does not record: `SEARCH_KEY: {env:
-    SEARCH_KEY}`."""
-    working_dir: Annotated[Text | None, UpdateClass.ROLL] = None
-    """Folder in which the workers start; it is also on their import path. Absent: the folder where the service was
-    first applied."""
-    gateway: Annotated[AgentGateway, UpdateClass.ROLL] = AgentGateway.model_construct()
-    """The address that clients connect to."""
-    auth: Annotated[Auth, UpdateClass.RECREATE] = Auth.model_construct()
-    """Keys of the service."""
-    scheduler: Annotated[Scheduler, UpdateClass.RECREATE] = Scheduler.model_construct()
-    """Backend of the processes."""
-    strategy: Annotated[RolloutStrategy, UpdateClass.META] = RolloutStrategy.model_construct()
-    """Rollout of changes: a pair is a replica."""
-    restart: Annotated[Restart, UpdateClass.META] = Restart.model_construct()
-    """Restart of a process that exits by itself."""
-    log_level: Annotated[LogLevel, UpdateClass.ROLL] = "info"
-    """Lowest level that the processes log."""
-    suspend: Annotated[bool, UpdateClass.HOT] = False
-    """True: no process runs; the object is kept."""
-
-    @classmethod
-    def schema_rules(cls) -> list[Schema]:
-        by_command = written("command", {"minItems": 1})
-        return [{"anyOf": [given("agent"), _COMMAND_GIVEN]}, when(by_command, without("agent", "kwargs"))]
-
-    def problems(self) -> Iterator[tuple[FieldPath, str]]:
-        if self.agent is None and not self.command:
-            yield (), 'one of "agent" and "command" is needed'
-        if self.command:
-            for name, value in (("agent", self.agent), ("kwargs", self.kwargs)):
-                if value:
-                    yield (name,), 'does not go with "command"'
-        for number, tool in enumerate(self.tools):
-            if tool.mcp.url is not None:
-                try:
-                    check_server_url(tool.mcp.url)
-                except UrlError as error:
-                    yield ("tools", number, "mcp", "url"), f'"{tool.mcp.url}" {error}'
-
-
-_FUNCTION = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
-DRIVER = worded(
-    rf"^(?:[^\s:]+\.py(?::{_FUNCTION})?|{_FUNCTION}[:.]{_FUNCTION})$", 'look like "module:function" or "path/driver.py"'
-)
-DRIVERS = {kind: (f"areal.training.drivers:{kind}", f"{kind.upper()}Config") for kind in TRAINERS}
-DRIVERS["null"] = ("areal.training.drivers:evaluate", "PPOConfig")
-"""The built-in drivers by ``trainer.type``, each with the class of its configuration."""
-
-
-class JobResources(SpecModel):
-    """Resources of the job's training processes."""
-
-    gpus: Annotated[Count | None, UpdateClass.IMMUTABLE] = None
-    """GPUs of each process. Absent: 1 where the machine has GPUs, else 0."""
-    cpus: Annotated[Cores | None, UpdateClass.IMMUTABLE] = None
-    """CPU cores that a cluster scheduler reserves for each process; `local` reserves none. Absent: the scheduler's
-    default."""
-    memory: Annotated[Quantity | None, UpdateClass.IMMUTABLE] = None
-    """Main memory that a cluster scheduler reserves for each process, for example `64Gi`. Absent: the scheduler's
-    default."""
-    nodes: Annotated[PositiveCount, UpdateClass.IMMUTABLE] = 1
-    """Number of machines."""
-    processes_per_node: Annotated[PositiveCount, UpdateClass.IMMUTABLE] = 1
-    """Training processes on each machine."""
-
-
-class JobRestart(SpecModel):
-    """Restart after the driver fails. A restarted job resumes from its newest checkpoint."""
-
-    policy: Annotated[Literal["OnFailure", "Never"], UpdateClass.RECREATE] = "OnFailure"
-    """`OnFailure`: start again. `Never`: the first failure is final."""
-    max_restarts: Annotated[Count, UpdateClass.RECREATE] = 3
-    """Restarts before the job is `Failed`."""
-    backoff: Annotated[Backoff, UpdateClass.RECREATE] = Backoff.model_construct()
-    """Pauses between restarts."""
-
-
-_EXAMPLE_CONFIG = """\
-# Answers are sampled, scored by my_reward.py, and learned from: GRPO. Paths are relative to the job's working folder.
-experiment_name: my-job
-trial_name: first
-total_train_steps: 100
-tokenizer_path: ${actor.path}
-trainer: {type: grpo}
-train_dataset: {path: questions.jsonl, batch_size: 4}
-reward_fn: my_reward:reward
-gconfig: {n_samples: 4, max_new_tokens: 64}
-rollout:
-  backend: embedded:d1  # of a service of the job's own, gone at its end; on a GPU: sglang:d1 or vllm:d1
-actor:
-  path: Qwen/Qwen3-0.6B
-  backend: fsdp:d1
-  optimizer: {lr: 1.0e-6}
-  kl_ctl: 0.0
-"""
-_EXAMPLE_REWARD = '''"""What an answer is worth."""
-
-
-def reward(prompt, completions, prompt_ids, completion_ids, **data):
-    """1 for an answer that ends with the right number. ``data``: the row of the data set."""
-    return float(completions.strip().rstrip(".").endswith(data["answer"]))
-'''
-_EXAMPLE_QUESTIONS = "".join(
-    f'{{"messages": [{{"role": "user", "content": "{a} + {b} = ?"}}], "answer": "{a + b}"}}\n'
-    for a in range(2, 6)
-    for b in range(11, 15)
-)
-
-
-class TrainJobSpec(SpecModel):
-    """A training run: a driver, its configuration, and the models it samples from."""
-
-    REPLACEABLE: ClassVar = True
-    REFERENCES: ClassVar = (
-        (("rollout",), "service", "InferenceService"),
-        (("rollout",), "model", "Model"),
-        (("rollout",), "agents", "AgentService"),
-    )
-    INSTEAD: ClassVar = {("rollout", "service"): "agents"}
-    FILES: ClassVar = (("workingDir",), ("envFrom", "*", "file"), ("config",))
-    FILES_FROM: ClassVar = {"config": "workingDir"}
-    EXAMPLE: ClassVar = ("my-job", {"config": "config.yaml"})
-    EXAMPLE_FILES: ClassVar = {
-        "config.yaml": _EXAMPLE_CONFIG,
-        "my_reward.py": _EXAMPLE_REWARD,
-        "questions.jsonl": _EXAMPLE_QUESTIONS,
-    }
-
-    driver: Annotated[str | None, Field(pattern=DRIVER), UpdateClass.IMMUTABLE] = None
-    """The driver, as `module:function` or as a script, `path/driver.py`. Absent: `driver:` of the configuration, else
-    the built-in driver of its trainer type."""
-    config: Annotated[Text | dict[str, JsonValue] | None, UpdateClass.IMMUTABLE] = None
-    """The driver's configuration: a file, or an inline map."""
-    overrides: Annotated[list[Text], UpdateClass.IMMUTABLE] = []
-    """Overrides of the configuration, as `key=value`, passed to the driver unchanged."""
-    rollout: Annotated[RolloutRef | None, UpdateClass.IMMUTABLE] = None
-    """The model that the job samples from and updates, or the agents that use it. Absent: the job starts and owns its
-    own service if its configuration describes an inference engine (`rollout.backend`, `allocation_mode`)."""
-    scheduler: Annotated[Scheduler, UpdateClass.IMMUTABLE] = Scheduler.model_construct()
-    """Backend of the processes."""
-    resources: Annotated[JobResources, UpdateClass.IMMUTABLE] = JobResources.model_construct()
-    """Resources of the training processes."""
-    env: Annotated[dict[Variable, str], UpdateClass.IMMUTABLE] = {}
-    """Environment variables of the driver. Quote numbers, because every value is a string."""
-    env_from: Annotated[dict[Variable, SecretFrom], UpdateClass.IMMUTABLE] = {}
-    """Environment variables of the driver with secret values, which areal does not record: `WANDB_API_KEY: {env:
-    WANDB_API_KEY}`."""
-    working_dir: Annotated[Text | None, UpdateClass.IMMUTABLE] = None
-    """Folder in which the driver starts; it is also on its import path. Absent: the folder where the job was first
-    applied."""
-    restart: Annotated[JobRestart, UpdateClass.RECREATE] = JobRestart.model_construct()
-    """Restart after the driver fails."""
-    ttl_seconds_after_finished: Annotated[Seconds | None, UpdateClass.HOT] = None
-    """Time after which the next `areal reconcile` deletes a finished job. Absent: it stays until you delete it."""
-    suspend: Annotated[bool, UpdateClass.HOT] = False
-    """True: no process runs; the job resumes from its newest checkpoint."""
-
-    @classmethod
-    def schema_rules(cls) -> list[Schema]:
-        overrides: Schema = {"required": ["overrides"], "properties": {"overrides": {"not": {"enum": [[]]}}}}
-        return [{"anyOf": [given("driver"), given("config"), overrides]}]
-
-    def problems(self) -> Iterator[tuple[FieldPath, str]]:
-        if self.driver is None and self.config is None and not self.overrides:
-            yield (), 'one of "driver", "config" and "overrides" is needed'

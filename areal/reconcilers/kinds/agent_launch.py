@@ -20,11 +20,11 @@ from areal.reconcilers.kinds.service_plan import inference_inputs
 from areal.reconcilers.launch import EffectContext, Fault, Slot, secret_faults, secret_of, source_file
 from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Op, StartRun
+from areal.resources.agent_spec import AgentServiceSpec
 from areal.resources.kinds import parse_ref, served_name
 from areal.resources.nodes import Diagnostic
 from areal.resources.paths import import_fault, import_path, looked_in
 from areal.resources.resource import Resource
-from areal.resources.specs import AgentServiceSpec
 from areal.resources.tree import FieldPath, path_text
 from areal.runtime.backends.base import RunSpec
 from areal.wire.processes import (

@@ -17,8 +17,9 @@ from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Verb
 from areal.reconcilers.planning import Action, Planning
 from areal.resources.addresses import base_url
+from areal.resources.agent_spec import AgentServiceSpec
 from areal.resources.fields import RolloutStrategy
-from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
+from areal.resources.specs import InferenceServiceSpec
 from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import RunState
 from areal.state.records import StoredObject

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from areal.reconcilers.desired import Wanted
     from areal.reconcilers.launch import EffectContext
     from areal.reconcilers.observe import Observed
+    from areal.resources.agent_spec import AgentServiceSpec
     from areal.resources.kinds import Ref
     from areal.resources.nodes import Diagnostic
     from areal.resources.resource import Resource
-    from areal.resources.specs import AgentServiceSpec
     from areal.state.home import Home
 
 

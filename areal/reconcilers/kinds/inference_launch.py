@@ -42,10 +42,12 @@ from areal.reconcilers.launch import (
 )
 from areal.reconcilers.plan import Op, StartRun
 from areal.resources.addresses import is_loopback
+from areal.resources.agent_spec import AgentServiceSpec
 from areal.resources.backend import flag_name, inference_part
+from areal.resources.job_spec import TrainJobSpec
 from areal.resources.kinds import Ref, parse_ref, service_ref
 from areal.resources.paths import looks_local, resolve_model_path
-from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec, ModelSpec, TrainJobSpec
+from areal.resources.specs import InferenceServiceSpec, ModelSpec
 from areal.runtime.backends.base import RunSpec
 from areal.state.home import Home, read_key
 from areal.state.records import StoredObject

@@ -32,11 +32,11 @@ from areal.reconcilers.desired import Wanted
 from areal.reconcilers.kinds.scheduling_spec import Placement, placement_of
 from areal.reconcilers.launch import secret_faults
 from areal.resources.backend import Allocation, BackendError, Part, engine_arguments, parse_backend
+from areal.resources.job_spec import DRIVER, DRIVERS
 from areal.resources.kinds import BACKENDS, TRAIN_ENGINES, Ref
 from areal.resources.nodes import Diagnostic, ManifestError, Pos
 from areal.resources.paths import import_fault, import_path, looked_in, looks_local, module_of
 from areal.resources.resource import Resource
-from areal.resources.specs import DRIVER, DRIVERS
 from areal.resources.tree import (
     ABSENT,
     TRAINERS,

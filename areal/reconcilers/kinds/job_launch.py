@@ -13,9 +13,9 @@ from areal.reconcilers.kinds.job_config import choose_driver, config_file, confi
 from areal.reconcilers.kinds.job_status import DRIVER
 from areal.reconcilers.launch import NO_GPUS, EffectContext, Slot, restart_policy, secret_of, source_file
 from areal.reconcilers.plan import Op, StartRun
+from areal.resources.job_spec import TrainJobSpec
 from areal.resources.kinds import parse_ref, served_name
 from areal.resources.paths import looked_in
-from areal.resources.specs import TrainJobSpec
 from areal.resources.validation import effective
 from areal.runtime.backends.base import RunSpec
 from areal.state.files import read_json, write_atomic, write_json

@@ -34,9 +34,9 @@ from areal.reconcilers.kinds.service_plan import called_first
 from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import NO_PROCESS, Drift, StartRun, Verb
 from areal.reconcilers.planning import KindPlan, ObjectWork, stoppable, superseded
+from areal.resources.job_spec import TrainJobSpec
 from areal.resources.kinds import name_problem
 from areal.resources.nodes import ManifestError
-from areal.resources.specs import TrainJobSpec
 from areal.resources.tree import ABSENT, get_path, set_path
 from areal.resources.validation import effective
 from areal.runtime.backends.base import RunState

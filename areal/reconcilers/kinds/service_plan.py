@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from areal.dataclasses import dataclass
 from areal.reconcilers.observe import ObservedRun
@@ -31,9 +32,12 @@ from areal.reconcilers.planning import (
 from areal.resources.addresses import base_url
 from areal.resources.fields import ModelRef
 from areal.resources.kinds import served_name
-from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
+from areal.resources.specs import InferenceServiceSpec
 from areal.runtime.backends import LOCAL
 from areal.wire.routing import Snapshot
+
+if TYPE_CHECKING:
+    from areal.resources.agent_spec import AgentServiceSpec
 
 ROUTER_FIELDS = ("logLevel", "auth", "scheduler", "router")
 GATEWAY_FIELDS = ("gateway", "logLevel", "auth", "scheduler", "inference")
@@ -92,7 +96,7 @@ def inference_inputs(spec: InferenceServiceSpec | AgentServiceSpec, url: str) ->
 def called_inputs(planning: Planning, spec: InferenceServiceSpec | AgentServiceSpec) -> dict[str, str]:
     """Return inputs of an agent service's processes, from the inference service that it calls; empty where the plan
     does not know it."""
-    called = spec.inference if isinstance(spec, AgentServiceSpec) else None
+    called = None if isinstance(spec, InferenceServiceSpec) else spec.inference
     view: ServiceView | None = planning.views.get(f"InferenceService/{called.service}") if called is not None else None
     if view is None:
         return {}
@@ -203,7 +207,8 @@ class ServiceWork(ObjectWork):
     def drain_s(self) -> float:
         """Seconds that running requests get."""
         spec = self.spec
-        return spec.drain_timeout_seconds if isinstance(spec, AgentServiceSpec) else spec.strategy.drain_timeout_seconds
+        of_service = isinstance(spec, InferenceServiceSpec)
+        return spec.strategy.drain_timeout_seconds if of_service else spec.drain_timeout_seconds
 
     def drain_out(self, run: ObservedRun, cause: str, needs: Sequence[int]) -> None:
         """Stop a run with SIGTERM, and as much grace as running streams may take."""
@@ -295,7 +300,7 @@ def _open_gateway(work: ServiceWork, router: Decision) -> None:
 def _configure(work: ServiceWork) -> None:
     """Send changed hot settings to the router."""
     view, table = work.view, work.view.table
-    if isinstance(work.spec, AgentServiceSpec):
+    if not isinstance(work.spec, InferenceServiceSpec):
         return  # no hot settings
     strategy, limits = work.spec.router.strategy, work.spec.limits.model_dump(mode="json", by_alias=False)
     if isinstance(table, str):

@@ -28,7 +28,7 @@ from areal.reconcilers.kinds.job_config import (
     read_config,
     require_runnable,
 )
-from areal.resources.specs import DRIVERS
+from areal.resources.job_spec import DRIVERS
 from areal.resources.tree import over
 from tests.reconcilers.kinds.test_job_service import recorded, with_brought
 
