@@ -108,7 +108,7 @@ def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan:
     store.put_statuses(statuses)
 
 
-def recorded_targets(ctx: Context, scope: PlanScope, observed: Observed) -> list[Target]:
+def recorded_targets(ctx: Context, scope: PlanScope, observed: Observed) -> tuple[Target, ...]:
     """Return the targets of a plan that only records. Those that have no process, and should have none, get their
     status, which is then written with the object and not after it."""
     hosts = hosts_of(ctx.home, [target.object for target in scope.all])
@@ -120,7 +120,7 @@ def recorded_targets(ctx: Context, scope: PlanScope, observed: Observed) -> list
             return target
         return replace(target, object=replace(item, status=_status_of(item, health)))
 
-    return [target if observed.of(target.ref) else with_status(target) for target in scope.all]
+    return tuple(target if observed.of(target.ref) else with_status(target) for target in scope.all)
 
 
 def _status_of(item: StoredObject, health: Health, error: str | None = None) -> dict[str, object]:

@@ -207,8 +207,9 @@ class ServiceWork(ObjectWork):
     def drain_s(self) -> float:
         """Seconds that running requests get."""
         spec = self.spec
-        of_service = isinstance(spec, InferenceServiceSpec)
-        return spec.strategy.drain_timeout_seconds if of_service else spec.drain_timeout_seconds
+        if isinstance(spec, InferenceServiceSpec):
+            return spec.strategy.drain_timeout_seconds
+        return spec.drain_timeout_seconds
 
     def drain_out(self, run: ObservedRun, cause: str, needs: Sequence[int]) -> None:
         """Stop a run with SIGTERM, and as much grace as running streams may take."""
