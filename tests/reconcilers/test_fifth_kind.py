@@ -23,7 +23,7 @@ from tests.cli.conftest import Areal, areal, clean_environment, home  # noqa: F4
 from tests.reconcilers.toy import TOY
 
 AREAL = Path(__file__).parents[2] / "areal"
-OWN_MODULES = re.compile(r"reconcilers/kinds/\w+|resources/(kinds|specs)|cli/(inf/\w+|agent|train|curves)")
+OWN_MODULES = re.compile(r"reconcilers/kinds/\w+|resources/(kinds|\w*specs?)|cli/(inf/\w+|agent|train|curves)")
 
 pytestmark = pytest.mark.timeout(120)
 
