@@ -18,7 +18,7 @@ from typing import NoReturn, cast
 
 import httptools
 
-from areal.http.headers import Headers, is_single, unique_id
+from areal.http.headers import Headers, add_field, is_single, unique_id
 from areal.services.http.errors import OPENAI, ApiError
 from areal.services.http.messages import (
     AnyResponse,
@@ -112,11 +112,9 @@ class RequestReader:
         self._head_bytes += len(name) + len(value)
         if self._fields > self._most_fields or self._head_bytes > self._most_head_bytes:
             self.stop(_head_too_large())
-        if (lower := name.lower()) in self._raw:
-            if is_single(lower):
-                self.stop(ApiError(400, f"a request has one {name.decode()} header", code="invalid_http"))
-            value = self._raw[lower] + b", " + value
-        self._raw[lower] = value
+        if (lower := name.lower()) in self._raw and is_single(lower):
+            self.stop(ApiError(400, f"a request has one {name.decode()} header", code="invalid_http"))
+        add_field(self._raw, name, value)
 
     def on_headers_complete(self) -> None:
         self.in_head = False
