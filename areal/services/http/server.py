@@ -18,7 +18,7 @@ from typing import NoReturn, cast
 
 import httptools
 
-from areal.http.headers import Headers, add_field, is_single, unique_id
+from areal.http.headers import Headers, is_single, unique_id
 from areal.services.http.errors import OPENAI, ApiError
 from areal.services.http.messages import (
     AnyResponse,
@@ -112,9 +112,10 @@ class RequestReader:
         self._head_bytes += len(name) + len(value)
         if self._fields > self._most_fields or self._head_bytes > self._most_head_bytes:
             self.stop(_head_too_large())
-        if (lower := name.lower()) in self._raw and is_single(lower):
+        before = self._raw.get(lower := name.lower())
+        if before is not None and is_single(lower):
             self.stop(ApiError(400, f"a request has one {name.decode()} header", code="invalid_http"))
-        add_field(self._raw, name, value)
+        self._raw[lower] = value if before is None else before + b", " + value
 
     def on_headers_complete(self) -> None:
         self.in_head = False
@@ -559,8 +560,7 @@ class HttpServer:
 
     def _sweep(self) -> None:
         """Check all connections; ten thousand idle ones take a millisecond."""
-        self._sweeps = None
-        now = self.loop.time()
+        now, self._sweeps = self.loop.time(), None
         for connection in list(self.connections):
             connection.sweep(now)
         if self.connections:
