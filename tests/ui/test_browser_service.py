@@ -109,6 +109,7 @@ def test_two_versions_of_a_model_answer_side_by_side(service: Box, page: Page, t
     it.open("/chat?a=default/reverse v0&b=default/reverse v3&temperature=0&tokens=5".replace(" ", "%20"))
     it.press("i")
     it.page.keyboard.type("1234")
+    it.page.wait_for_function("() => document.querySelector('textarea')?.value === '1234'")  # keys wait for the view
     composes = "new KeyboardEvent('keydown', { key: 'Enter', isComposing: true, bubbles: true })"
     it.page.eval_on_selector("textarea", f"each => each.dispatchEvent({composes})")
     assert it.page.input_value("textarea") == "1234", "Enter that ends an input method's composition sends nothing"
