@@ -27,7 +27,9 @@ def engine_of(name: str, folder: Path) -> dict[str, Any]:
     env = {"AREAL_ENGINE_PYTHON": os.environ[REAL[name]], "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     if name == "vllm":
         arguments: dict[str, Any] = {"enforceEager": True, "maxModelLen": 128, "maxNumSeqs": 32}
-        return {"env": {**env, "VLLM_CPU_KVCACHE_SPACE": "1"}, "engineArgs": {"dtype": "float32", **arguments}}
+        # vLLM binds the worker of each replica to the same first core, where a busy one leaves another no time to start
+        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        return {"env": env, "engineArgs": {"dtype": "float32", **arguments}}
     env |= {"PYTHONPATH": str(SGLANG_ON_CPU), "SGLANG_USE_CPU_ENGINE": "1", "TMPDIR": str(folder)}
     names = [each.removeprefix("--") for each in SGLANG_ON_CPU_FLAGS]
     values = [True if after.startswith("--") else after for after in (*SGLANG_ON_CPU_FLAGS[1:], "--")]
