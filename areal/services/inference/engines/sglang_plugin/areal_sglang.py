@@ -48,7 +48,8 @@ def missing_layers(folder: Path) -> str:
         return ""
     if not layers or max(layers) + 1 >= wanted:
         return ""
-    return f"error: {folder} has the weights of {max(layers) + 1} layers, and its config.json names {wanted}"
+    found = f"the weights of {max(layers) + 1} layers, and its config.json names {wanted}"
+    return f"error: {folder} has {found}: save or download the model again"
 
 
 if __name__ == "__main__":  # its processes import this file again
