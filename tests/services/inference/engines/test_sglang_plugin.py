@@ -38,8 +38,8 @@ def test_folder_with_fewer_layers_than_its_config_is_refused(
     message = missing_layers(tmp_path)
 
     assert bool(message) is missing
-    if missing:
-        assert message.startswith(f"error: {tmp_path} has the weights of 2 layers, and its config.json names 3: save or")
+    found = f"error: {tmp_path} has the weights of 2 layers, and its config.json names 3"
+    assert message == (f"{found}: save or download the model again" if missing else "")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 20, b"\x10\0\0\0\0\0\0\0not JSON"])
