@@ -39,11 +39,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from areal.client.command import free_port
 from areal.runtime import procfs, records
 from areal.runtime.backends.ray import RAY, RayApi
 from areal.runtime.backends.ray_job import HOME_KEY, RUN_KEY, submission_id
 from areal.runtime.backends.slurm_job import comment
-from benchmarks.quickstart import areal, free_port, quickstart
+from benchmarks.quickstart import areal, quickstart
 from benchmarks.reporting import header, publish, table
 from benchmarks.scale import Answering, fleet_manifest, no_op_apply, record_home
 from tests.cluster import ray, slurm

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,8 @@ import urllib.request
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from areal.client.command import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -44,12 +45,6 @@ config = EmbeddedEngineConfig(model_path=str(path))
 load_model(inspect_folder(path), config, {}, lambda *_: None, lambda _: None, lambda error: None)
 os._exit(0)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def areal(home: Path, *words: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import free_port
+from areal.client.command import free_port
 from tests.test_documentation import blocks, lines_of_areal
 from tools import release
 

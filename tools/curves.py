@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import yaml
+
+from areal.client.command import free_port
 
 PROFILE = ("--values", "profiles/cpu.yaml")
 METRICS = {"rw": "eval/accuracy", "dpo": "eval/accuracy", "sft": "eval/loss"}
@@ -25,12 +26,6 @@ METRICS = {"rw": "eval/accuracy", "dpo": "eval/accuracy", "sft": "eval/loss"}
 def areal(folder: Path, home: Path, *words: str) -> None:
     command = [sys.executable, "-P", "-m", "areal.cli", *words]
     subprocess.run(command, cwd=folder, env={**os.environ, "AREAL_HOME": str(home)}, check=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def ports(documents: list[dict]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ from areal.installation import module_argv
 
 AREAL = tuple(module_argv("areal.cli.main"))
 _NOT_FOUND = 4
+_PORTS = range(30_000, 32_768)
 
 
 def run_areal(*words: str, what: str, hint: str | None = None, absent: bool = False) -> str:
@@ -78,7 +80,18 @@ def read_key_file(path: str) -> str:
         raise NotFound(f"the key file {path} cannot be read: {error.strerror}") from error
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """Return a port on which nothing listens, and which this process got from here for nothing else. It is not one of
+    the kernel's ephemeral ports, which a neighbour's connection may take before its server has it, nor one of those
+    that areal gives to components (``runtime.leases``) or Ray to its workers. Raises ArealError."""
+    first = int.from_bytes(os.urandom(4), "big")
+    for port in (_PORTS[(first + index) % len(_PORTS)] for index in range(len(_PORTS))):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            if port not in _given:
+                probe.bind(("127.0.0.1", port))
+                _given.add(port)
+                return port
+    raise ArealError(f"none of the ports {_PORTS.start} to {_PORTS.stop - 1} is free")

@@ -133,12 +133,6 @@ def until(look: Callable[[], _T | None], what: str, seconds: float = 120.0) -> _
     return found
 
 
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def listens(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
         return True

@@ -12,7 +12,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from benchmarks.relaying.floor import KEY, MODEL, PARTS, Floor, System, answers, children, free_port, listens, until
+from areal.client.command import free_port
+from benchmarks.relaying.floor import KEY, MODEL, PARTS, Floor, System, answers, children, listens, until
 
 _START_S = 180.0  # LiteLLM imports for half a minute on a busy machine
 

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from areal.client.command import free_port
 from areal.runtime import procfs
 from areal.runtime.backends.base import NODE_ADDRESS_VARIABLE
 
@@ -60,7 +60,7 @@ class RayCluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        self._gcs_port, self._dashboard_port = _free_ports(2)
+        self._gcs_port, self._dashboard_port = free_port(), free_port()
         self.address = f"http://127.0.0.1:{self._dashboard_port}"
         self._sessions = Path(tempfile.mkdtemp(prefix="rt"))  # a socket's path is at most 107 characters
         self._environment = {**os.environ, **_QUICK, _CLUSTER_VARIABLE: str(self.folder)}
@@ -93,7 +93,7 @@ class RayCluster:
     def _start(self, address: str, *options: str, gpus: int = GPUS) -> None:
         argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *options]
         argv += [f"--node-ip-address={address}", "--num-cpus=16", f"--num-gpus={gpus}", "--disable-usage-stats"]
-        ports = zip(("listen", "grpc"), _free_ports(2), strict=True)
+        ports = zip(("listen", "grpc"), (free_port(), free_port()), strict=True)
         argv += ["--object-store-memory=80000000", *(f"--dashboard-agent-{name}-port={port}" for name, port in ports)]
         with open(self.folder / f"{address}.log", "ab") as log:
             node = subprocess.Popen(
@@ -166,14 +166,6 @@ class RayCluster:
         while children := {stat.pid for stat in living if stat.ppid in mine} - mine:
             mine |= children
         return sorted(mine)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from areal.client.command import free_port
 from areal.runtime import procfs
 
 NODES = {"n1": "127.0.0.2", "n2": "127.0.0.3"}
@@ -108,7 +109,7 @@ class SlurmCluster:
         self.until(lambda: self.node_states().count("idle") == len(NODES), "its nodes to be idle")
 
     def _write_conf(self) -> None:
-        host, ports = socket.gethostname().partition(".")[0], _free_ports(1 + len(NODES))
+        host, ports = socket.gethostname().partition(".")[0], [free_port() for _ in range(1 + len(NODES))]
         nodes = [
             _NODE.format(name=name, host=host, address=address, port=port, gpus=GPUS)
             for (name, address), port in zip(NODES.items(), ports[1:], strict=True)
@@ -260,14 +261,6 @@ def _open_files(pid: int) -> str:
                 found.append(str(entry.readlink()))
     found.append(procfs.environment(pid).get("SLURM_CONF", ""))
     return "\n".join(found)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 @contextmanager

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from areal.runtime.leases import FIRST_PORT
+from areal.client.command import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "reverse_digits" / "model"
@@ -144,16 +142,6 @@ class Box:
 
 def _indented(text: str) -> str:
     return "".join(f"  {line}\n" for line in text.splitlines())
-
-
-def free_port() -> int:
-    """Not one of the kernel's ephemeral ports, which a neighbour's connection may take before the gateway has it; nor
-    one of those that areal gives out itself."""
-    for port in random.SystemRandom().sample(range(10_000, FIRST_PORT), 100):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
 
 
 # torch's cache; what vLLM leaves: its store, and sockets

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from areal.client.command import free_port
 from tests.e2e.agents import Agents, text_of
-from tests.e2e.conftest import ROOT, Box, free_port, make_box, tear_down
+from tests.e2e.conftest import ROOT, Box, make_box, tear_down
 from tests.services.inference.running_service import later
 from tests.services.processes import wait_until
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Box, free_port
+from areal.client.command import free_port
+from tests.e2e.conftest import ROOT, Box
 from tests.services.processes import wait_until
 
 JOB = "trainjob/learn-to-guess"

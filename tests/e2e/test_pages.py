@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Box, box, free_port  # noqa: F401 - fixture
+from areal.client.command import free_port
+from tests.e2e.conftest import ROOT, Box, box  # noqa: F401 - fixture
 from tests.test_documentation import blocks, commands
 from tests.test_installation import metadata_of
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from areal.client.command import free_port
 from areal.runtime import procfs
-from tests.e2e.conftest import ROOT, Box, free_port
+from tests.e2e.conftest import ROOT, Box
 from tests.runtime.remote_backend import NAME, NODE, REASON, SETTINGS_VARIABLE
 
 DRIVER = """

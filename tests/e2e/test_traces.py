@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Box, free_port, make_box, tear_down
+from areal.client.command import free_port
+from tests.e2e.conftest import ROOT, Box, make_box, tear_down
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 pytest.importorskip("opentelemetry.instrumentation.httpx")

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import ROOT, Box, box, free_port  # noqa: F401 - fixture
+from areal.client.command import free_port
+from tests.e2e.conftest import ROOT, Box, box  # noqa: F401 - fixture
 
 EXAMPLES = ROOT / "examples"
 
