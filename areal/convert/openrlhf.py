@@ -177,6 +177,7 @@ def _critic(draft: Draft) -> None:
     draft.set("trainer.type", "ppo")
     ask_for_version(draft, _EARLIER_CRITIC, is_older=_is_older(draft))
     draft.set("actor.gae_lambda", float(values["algo.advantage.lambd"]))
+    draft.set("actor.value_bootstrap", False)
     adam(draft, values["critic.adam.betas"], target="critic.optimizer")
     _schedule(draft, "critic.", "critic.optimizer")
     draft.config["critic"] = {

@@ -142,6 +142,7 @@ def _critic(draft: Draft, estimator: str) -> None:
         drop_critic(draft, estimator, Fate.MAPPED, Fate.LOSSY)
         return
     values, key = draft.values, "critic.ppo_mini_batch_size"
+    draft.set("actor.value_bootstrap", False)
     draft.config["critic"] = {
         "path": values.get(f"{MODEL}.path", ""),
         "dtype": draft.config["actor"].get("dtype", "bfloat16"),

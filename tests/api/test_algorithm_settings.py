@@ -198,6 +198,13 @@ INEFFECTIVE = {
     "actor: {mask_no_eos_with_zero: true, mask_truncated_completions: true}": (
         "actor.mask_no_eos_with_zero: has no effect: mask_truncated_completions leaves"
     ),
+    "actor: {value_bootstrap: false}": "actor.value_bootstrap: has no effect: there is no critic",
+    "actor: {value_bootstrap: false, advantage_fn: 'm:f'}\ncritic: {path: m}": (
+        "actor.value_bootstrap: has no effect: advantage_fn replaces GAE"
+    ),
+    "actor: {value_bootstrap: false, mask_truncated_completions: true}\ncritic: {path: m}": (
+        "actor.value_bootstrap: has no effect: mask_truncated_completions leaves"
+    ),
     "actor: {reward_norm: {std_level: null, eps: 0.1}}": "actor.reward_norm.eps: has no effect: std_level is null",
     "actor: {adv_norm: {mean_level: null, std_level: null}}": "actor.adv_norm.mean_level: has no effect: mean_",
     "actor: {max_new_tokens: 7}": "actor.max_new_tokens: has no effect: only overlong_reward_penalty and",

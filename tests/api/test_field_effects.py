@@ -295,6 +295,7 @@ SEEN = {f"{cls}.{name}" for cls, names in _SEEN_OF.items() for name in names}
 CONFIG, GRPO, OFFLINE = "api/test_config.py", "training/trainers/test_grpo.py", "training/trainers/test_offline.py"
 MEGATRON = "training/engines/test_megatron.py::test_megatron_settings_are_applied"
 CONTROLLER, FSDP = "rollout/test_controller.py", "training/engines/test_fsdp.py"
+PREPARE = "training/algorithms/test_prepare.py"
 PROMETHEUS = "training/test_prometheus.py"
 SETTINGS = "api/test_algorithm_settings.py"
 HANDED = f"{CONFIG}::test_top_level_values_are_inherited"
@@ -393,6 +394,7 @@ NAMED: dict[str, dict[str, str]] = {
     },
     "PPOActorConfig": {
         "dynamic_sampling": GROUPS_THAT_DIFFER,
+        "value_bootstrap": f"{PREPARE}::test_value_bootstrap_continues_truncated_answers_alone",
         **dict.fromkeys(("kl_horizon", "kl_target", "ppo_epochs", "ppo_n_minibatches"), EPOCHS),
         "preset": "training/algorithms/test_presets.py::test_preset_gradient_matches_its_paper",
         "group_size": f"{CONFIG}::test_interpolation_sees_the_defaults_of_the_class",

@@ -133,7 +133,7 @@ def test_older_openrlhf_names_are_accepted_and_shown_as_given() -> None:
 def test_older_key_of_policy_and_critic_is_both(tmp_path: Path) -> None:
     given = {"lr_warmup_ratio": 0.0, "max_norm": 0.5, "l2": 0.1, "advantage_estimator": "gae"}
     config = loaded(ppo(**given), tmp_path)
-    assert config.critic is not None
+    assert config.critic is not None and not config.actor.value_bootstrap
     for optimizer in (config.actor.optimizer, config.critic.optimizer):
         assert optimizer is not None
         found = (optimizer.warmup_steps_proportion, optimizer.gradient_clipping, optimizer.weight_decay)

@@ -131,7 +131,7 @@ def test_dr_grpo_rloo_and_gspo_follow_their_keys() -> None:
         ),
         (
             {"algorithm.adv_estimator": "gae", "algorithm.gamma": 0.9, "algorithm.lam": 0.95},
-            {"actor.discount": 0.9, "actor.gae_lambda": 0.95},
+            {"actor.discount": 0.9, "actor.gae_lambda": 0.95, "actor.value_bootstrap": False},
         ),
         # loss_mode gspo has its own aggregation, and no dual clip
         (

@@ -518,6 +518,8 @@ class PPOConfig(BaseExperimentConfig):
         without_effect: list[tuple[tuple[str, ...], str]] = []
         if self.ref is None:
             without_effect.append((("actor", "kl_estimator"), "there is no ref"))
+        if self.critic is None:
+            without_effect.append((("actor", "value_bootstrap"), "there is no critic"))
         without_effect += [
             (("rollout", "queue_size"), "a trainer submits as many episodes as may run"),
             (("eval_gconfig", "drop_incomplete_group"), "gconfig.drop_incomplete_group is that of all groups"),

@@ -376,6 +376,12 @@ class PPOActorConfig(TrainEngineConfig):
     Rewards are ``clip(scaling * (reward + bias), +-reward_clip)``. They are then normalized, and assigned to tokens
     together with a KL penalty of ``kl_ctl`` against the reference. ``kl_loss_coef`` adds a KL term to
     the loss.
+
+    ``value_bootstrap``: GAE adds the critic's value of the state after a truncated answer to the answer's reward, as
+    AReaL does; false: the end of a truncated answer is terminal, as in TRL, verl and OpenRLHF. The value stands for
+    what the rest of the answer would earn. It belongs there where ``max_new_tokens`` only cuts training short, not
+    where the truncated answer is what is judged: then the limit is part of the task, and a policy that is paid for
+    going on does not end its answers (Pardo et al. 2018, Time Limits in Reinforcement Learning, arXiv 1712.00378).
     """
 
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = PRESETS
@@ -417,6 +423,7 @@ class PPOActorConfig(TrainEngineConfig):
     discount: Annotated[float, SHARE] = 1.0
     gae_lambda: Annotated[float | str, SHARE] = 1.0  # or module:function of answer lengths
     gae_timestep_unit: Literal["token", "turn"] = "token"
+    value_bootstrap: bool = True  # with a critic: GAE continues truncated answers with its value
     group_reward_norm: bool = False  # AReaL's older name of reward_norm by group
     adv_norm: NormConfig | bool | None = None  # true: over the batch
     group_adv_norm: bool | None = None  # of AReaL before adv_norm was a section: the level of adv_norm, which was on
@@ -548,7 +555,10 @@ def objective_ineffective(actor: PPOActorConfig) -> Ineffective:
     if actor.kl_target is None:
         yield from without_effect("there is no kl_target", "kl_horizon")
     if actor.mask_truncated_completions:
-        yield from without_effect("mask_truncated_completions leaves truncated answers out", "mask_no_eos_with_zero")
+        why = "mask_truncated_completions leaves truncated answers out"
+        yield from without_effect(why, "mask_no_eos_with_zero", "value_bootstrap")
+    elif actor.advantage_fn:
+        yield from without_effect("advantage_fn replaces GAE", "value_bootstrap")
     if not (actor.behave_imp_weight_cap or actor.behav_imp_weight_cap):
         yield from without_effect("there is no cap beside it", "behave_imp_weight_mode", "behav_imp_weight_mode")
     if (rejection := actor.rejection_sampling) is not None:

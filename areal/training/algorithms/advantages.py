@@ -323,7 +323,8 @@ def _advantages(
     auxiliary: AuxiliaryOutputs,
 ) -> Advantages:
     values = torch.zeros(mask.shape) if auxiliary.values is None else auxiliary.values
-    after = None if auxiliary.after is None else torch.where(truncated, auxiliary.after, 0.0)
+    after = auxiliary.after if config.value_bootstrap else None
+    after = None if after is None else torch.where(truncated, after, 0.0)
     discount, gae_lambda = config.discount, _gae_lambda(config.gae_lambda, mask)
     if config.gae_timestep_unit == "turn":
         # The penalty applies to its own token only, not to the turn.

@@ -124,6 +124,56 @@ def test_critic_bootstraps_truncated_answer_from_last_value() -> None:
     torch.testing.assert_close(got["returns"], (got["advantages"] + 0.25) * MASK)
 
 
+def gae_by_hand(rewards: list[float], values: list[float], end: float, discount: float, lam: float) -> list[float]:
+    """Schulman et al. 2016, eq. 16, as sums: each timestep's reward, the value of its state, that of the last state."""
+    steps = zip(rewards, values, [*values[1:], end], strict=True)
+    errors = [reward + discount * following - value for reward, value, following in steps]
+    return [
+        sum((discount * lam) ** (later - now) * errors[later] for later in range(now, len(errors)))
+        for now in range(len(errors))
+    ]
+
+
+VALUES = torch.tensor([[9, 0.5, -0.25, 9], [9, 0.125, 0.75, 2.0], [9, 1.5, 9, 9], [9, -1.0, 0.5, 0.25]])
+AFTER = torch.tensor([2.0, -0.5, 3.0, 0.75])
+
+
+@pytest.mark.parametrize("is_zeroed", [False, True], ids=["rewarded", "mask_no_eos_with_zero"])
+@pytest.mark.parametrize("truncated", [[0, 0, 0, 0], [1, 0, 0, 1], [0, 0, 1, 0], [1, 1, 1, 1]])
+@pytest.mark.parametrize("continues", [True, False])
+def test_value_bootstrap_continues_truncated_answers_alone(
+    truncated: list[int], continues: bool, is_zeroed: bool
+) -> None:
+    """The third answer has one token."""
+    rewards, cut = [1.0, -0.5, 2.0, 0.25], torch.tensor(truncated).bool()
+    settings = {"discount": 0.9, "gae_lambda": 0.5, "mask_no_eos_with_zero": is_zeroed, "value_bootstrap": continues}
+    auxiliary = AuxiliaryOutputs(values=VALUES, after=AFTER)
+    got = prepare(_batch(rewards, truncated=cut), GROUPS, _config(**settings), auxiliary)
+    for row, length in enumerate(MASK.sum(1).tolist()):
+        reward = 0.0 if is_zeroed and cut[row] else rewards[row]
+        end = AFTER[row].item() if continues and cut[row] else 0.0
+        values = VALUES[row, 1 : 1 + length].tolist()
+        want = gae_by_hand([0.0] * (length - 1) + [reward], values, end, 0.9, 0.5)
+        assert got["advantages"][row, 1 : 1 + length].tolist() == pytest.approx(want, abs=1e-6)
+        returns = [advantage + value for advantage, value in zip(want, values, strict=True)]
+        assert got["returns"][row, 1 : 1 + length].tolist() == pytest.approx(returns, abs=1e-6)
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_value_bootstrap_applies_after_last_turn(continues: bool) -> None:
+    """A tool's output is between the turns of the fourth row; the end of its first turn is not an end."""
+    turns = torch.tensor([[-1, 0, 1, -1], [-1, 0, 0, 1], [-1, 0, -1, -1], [-1, 0, -1, 1]])
+    batch = _batch([1.0] * 4, truncated=torch.tensor([True] * 4), turn_ids=turns, loss_mask=(turns >= 0).long())
+    auxiliary = AuxiliaryOutputs(values=VALUES, after=AFTER)
+    for unit, rows in {"turn": [[1, 2], [1, 3], [1], [1, 3]], "token": [[1, 2], [1, 2, 3], [1], [1, 3]]}.items():
+        config = _config(discount=0.9, gae_lambda=0.5, gae_timestep_unit=unit, value_bootstrap=continues)
+        got = prepare(batch, GROUPS, config, auxiliary)["advantages"]
+        for row, states in enumerate(rows):
+            rewards, end = [0.0] * (len(states) - 1) + [1.0], AFTER[row].item() if continues else 0.0
+            want = gae_by_hand(rewards, VALUES[row, states].tolist(), end, 0.9, 0.5)
+            assert got[row, states].tolist() == pytest.approx(want, abs=1e-6)
+
+
 def test_turns_share_advantage_but_keep_own_kl_penalty() -> None:
     turns = torch.tensor([[-1, 0, 1, -1], [-1, 0, 0, 1], [-1, 0, -1, -1], [-1, 0, 1, 1]])
     batch = _batch([1.0, 1.0, 1.0, 1.0], turn_ids=turns)
