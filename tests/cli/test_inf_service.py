@@ -226,6 +226,21 @@ def test_fault_names_the_flag(
     assert "stdin" not in result.err and "spec." not in result.err and "manifest" not in result.err
 
 
+def test_model_folder_without_tokenizer_is_refused(areal: Areal, record: Callable[..., Any], tmp_path: Path) -> None:
+    record("InferenceService", "default", {"suspend": True})
+    model, other = tmp_path / "model", tmp_path / "other"
+    model.mkdir()
+    other.mkdir()
+    words = (*REGISTER, str(model), "--backend", "embedded", "--dry-run")
+    lacks = areal(*words)
+    assert lacks.code == 3
+    assert f"--model-path: model folder '{model}' has no tokenizer.json" in lacks.err
+    assert "hint: name a folder that has one as the tokenizer path" in lacks.err
+    assert "--tokenizer-path: model folder" in areal(*words, "--tokenizer-path", str(other)).err
+    (other / "tokenizer.json").touch()
+    assert areal(*words, "--tokenizer-path", str(other)).code == 0
+
+
 def test_fault_keeps_value_resembling_field(areal: Areal, record: Callable[..., Any]) -> None:
     record("InferenceService", "default", {"suspend": True})
     result = areal(*REGISTER, "./spec.replicas and beside the manifest", "--backend", "embedded", "--dry-run")
@@ -248,6 +263,7 @@ def test_port_in_use_error_names_flag(areal: Areal) -> None:
 def test_fault_of_other_layers_field_names_flag(
     areal: Areal, record: Callable[..., Any], home: Home, tmp_path: Path
 ) -> None:
+    (tmp_path / "tokenizer.json").touch()
     record("InferenceService", "default", {"suspend": True})
     spec = {"backend": "embedded", "path": str(tmp_path), "service": "default"}
     found = record("Model", "m", spec)
@@ -267,6 +283,7 @@ def test_fault_of_other_layers_field_names_flag(
 
 
 def test_duplicate_served_name_is_refused(areal: Areal, record: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").touch()
     record("InferenceService", "default", {"suspend": True})
     record("Model", "m", {"backend": "embedded", "path": str(tmp_path), "servedModelName": "Q/q"})
     words = ("inf", "register", "--backend", "embedded", "--model-path", str(tmp_path), "--dry-run")

@@ -62,9 +62,15 @@ class ModelController(KindController):
             later = any(need.startswith(f"{TRAIN_JOB}/") for need in resource.depends_on)  # a job writes its folders
             places: list[FieldPath] = [("path",), ("tokenizerPath",)]
             places += [("lora", name) for name in adapters] if isinstance(adapters, dict) else []
+            tokenizer = ("tokenizerPath",) if resource.spec.get("tokenizerPath") else ("path",)
             for place in places:
                 path = get_path(resource.spec, place)
-                if later or not isinstance(path, str) or resolve_model_path(path, resource.source.file) is not None:
+                if later or not isinstance(path, str):
+                    continue
+                if (folder := resolve_model_path(path, resource.source.file)) is not None:
+                    if place == tokenizer and not Path(folder, "tokenizer.json").is_file():
+                        hint = "name a folder that has one as the tokenizer path"
+                        found.append(resource.fault(place, f"model folder {path!r} has no tokenizer.json", hint))
                     continue
                 from areal.hub import is_id
 

@@ -460,7 +460,7 @@ class EngineControl:
         return await uninterrupted(self._swap_locked(swap, pausing=pausing), "swap-weights")
 
     async def _swap_locked(self, swap: Callable[[], Awaitable[None]], *, pausing: bool) -> float:
-        async with self.locked():
+        async with self._lock:
             was_paused, began = self._wants_pause, time.monotonic()
             self._pause.set(True)
             try:
@@ -473,6 +473,8 @@ class EngineControl:
                 if (pausing or self._is_held) and not was_paused:
                     await self._resume()
                 self._pause.set(was_paused or self._is_held)
+            # The trainer does not wait for the poll, which may generate a token.
+            self._poll = asyncio.create_task(self.watch.refresh(), name="poll-after-swap")
             return (time.monotonic() - began) * 1e3
 
     async def _swap(self, swap: Callable[[], Awaitable[None]]) -> None:
