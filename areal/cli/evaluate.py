@@ -142,6 +142,8 @@ def evaluate(
     if not flags.resume:
         refuse_begun(folder)
     baseline = _read_baseline(cli, judgement.baseline) if judgement.baseline else None
+    if baseline is not None and baseline.files.path.resolve() == folder.resolve():
+        raise UsageFault(f"--baseline {judgement.baseline} is this evaluation: it would be compared with itself")
     dataset = load_examples(flags.dataset, prompt_field=flags.prompt_field, system=flags.system)
     if baseline is not None:
         _check_baseline(baseline, dataset, flags)
@@ -170,7 +172,8 @@ def evaluate(
             }
         run.output.finish(document, complete=run.progress.complete)
         emit_one(cli, document, name=name, text=lambda: _page(document))
-        _require_success(document["scores"], comparison, judgement)
+        if run.progress.complete or not run.interrupted:
+            _require_success(document["scores"], comparison, judgement)
         return run.exit_status(cli)
 
 
@@ -387,6 +390,9 @@ def _read_baseline(cli: Invocation, text: str) -> _Baseline:
         files = find_evaluation(cli.home, text)
     except NotFound as error:
         raise NotFound(f"--baseline {text}: {error.message}", hint=error.hint) from error
+    if missing := files.summary.get("missing"):
+        done, planned = files.summary["done"], files.summary["planned"]
+        cli.info(f"the baseline has {done} of {planned} episodes; {missing} are missing")
     return _Baseline(files, scores_of(read_episodes(files.path), files.summary.get("prompt_field")))
 
 
@@ -419,14 +425,19 @@ def _require_success(
 ) -> None:
     """Raise TargetFailed for a score below --fail-under, or a significant decrease."""
     faults = []
+    hint = None
     if judgement.fail_under is not None:
         metric, least = judgement.fail_under
-        value = scores.get(metric, {}).get("value", 0.0)  # without a finished episode there is none
-        faults += [f"{metric} is {number(value)}, below {number(least)}"] if value < least else []
+        value = scores.get(metric, {}).get("value", math.nan)
+        if scores and math.isnan(value):  # too many episodes failed
+            faults.append(f"{metric} is unknown: no prompt has enough scored samples")
+        elif value < round(least, 6):  # scores are rounded: one of 3 prompts is not below 1/3
+            faults.append(f"{metric} is {value:g}, below {least:.7g}")
     if comparison is not None and comparison.dropped:
         faults.append(f"the scores are significantly below those of {judgement.baseline}")
+        hint = "`-o json` lists the prompts that changed"
     if faults:
-        raise TargetFailed("; ".join(faults), hint="`-o json` lists the prompts that changed")
+        raise TargetFailed("; ".join(faults), hint=hint)
 
 
 def _page(document: Mapping[str, Any]) -> str:

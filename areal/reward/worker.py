@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from areal.errors import where_raised
 from areal.reward.frames import HEAD, Done, FunctionTarget, RewardJob, pack, unpack
 
+_LONGEST_TEXT = 1000  # characters of an error
 _PR_SET_PDEATHSIG = 1
 
 
@@ -52,7 +53,7 @@ def _answer(data: bytes) -> bytes:
         job: RewardJob = unpack(data)
         function = _function(job.target)
         return pack(Done([_done(function, args, kwargs) for args, kwargs in job.calls]))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the process boundary of user code
+    except BaseException as error:  # noqa: BLE001 - the process boundary of user code
         return pack(Done(error=_error_text(error)))
 
 
@@ -64,9 +65,9 @@ def _done(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
             import asyncio  # imported here: few rewards need it, and it takes as long as all other imports together
 
             value = asyncio.run(_awaited(value))
-        if not isinstance(value, float | int | str):
+        if type(value) not in (float, int, bool, str):
             _require_picklable(value)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the process boundary of user code
+    except BaseException as error:  # noqa: BLE001 - the process boundary of user code
         return Done(error=_error_text(error))
     return Done(value, seconds=time.perf_counter() - began)
 
@@ -80,8 +81,10 @@ def _require_picklable(value: Any) -> None:
 
 
 def _error_text(error: BaseException) -> str:
-    """``ValueError: no such unit (rewards.py:12, in parse)``: the error, with its place in the user's code."""
-    return "".join(traceback.format_exception_only(error)).strip() + where_raised(error, __file__)
+    """``ValueError: no such unit (rewards.py:12, in parse)``: the error, with its place in the user's code. A long text
+    is truncated."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return (text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}...") + where_raised(error, __file__)
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:

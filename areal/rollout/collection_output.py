@@ -22,15 +22,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from areal.dataclasses import dataclass, field
-from areal.errors import Conflict, Locked
+from areal.errors import ArealError, Conflict, Locked
 from areal.files import parse_json, try_lock, write_all
 from areal.rollout.evaluation_files import FORMAT, RUN, read_settings
 from areal.rollout.failures import EpisodeFailed
-from areal.state.files import explain, write_atomic
+from areal.state.files import UnreadableFile, explain, write_atomic
 from areal.trajectories.reading import JSONL, PARQUET, TRAJECTORIES, read_lines
 from areal.trajectories.record import Episode
 
@@ -48,12 +49,12 @@ class OutputFolder:
     """The output folder, opened by ``open_folder`` for one process at a time. Its methods may be called from any
     thread."""
 
-    def __init__(self, path: Path, run_id: str, lock: int, *, parquet: bool) -> None:
+    def __init__(self, path: Path, run_id: str, lock: int, previous: PreviousRun, *, parquet: bool) -> None:
         self.path = path
         self._lock_fd = lock
         self.run_id = run_id
         self.parquet = parquet
-        self.previous_run = PreviousRun()
+        self.previous_run = previous
         self._lock = threading.Lock()
         self._lines = self._segment().open("ab", buffering=0)
         self._journal = (path / "journal.jsonl").open("ab", buffering=0)
@@ -139,17 +140,20 @@ class OutputFolder:
 
 def open_folder(path: Path, settings: Mapping[str, object], *, parquet: bool, resume: bool) -> OutputFolder:
     """Open the folder. Raises Conflict for a folder with a run (without ``resume``) or with a run of other settings
-    (with it), Locked while another process writes to it."""
-    path.mkdir(parents=True, exist_ok=True)
-    lock = _lock(path)
-    try:
-        run_id = _check_settings(path, {**settings, "parquet": parquet}, resume=resume)
-        _repair(path)
-        folder = OutputFolder(path, run_id, lock, parquet=parquet)
-    except BaseException:
-        os.close(lock)
-        raise
-    folder.previous_run = _previous_run(path / "journal.jsonl")
+    (with it), Locked while another process writes to it, ArealError where it cannot be written."""
+    with ExitStack() as stack:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _lock(path)
+            stack.callback(os.close, lock)
+            run_id = _check_settings(path, {**settings, "parquet": parquet}, resume=resume)
+            _repair(path)
+            previous = _previous_run(path / "journal.jsonl")
+            folder = OutputFolder(path, run_id, lock, previous, parquet=parquet)
+        except OSError as error:
+            fault = explain(error, error.filename or path, "write")
+            raise ArealError(fault.message, hint="choose another --output") from error
+        stack.pop_all()
     return folder
 
 
@@ -164,7 +168,11 @@ def _check_settings(path: Path, settings: Mapping[str, object], *, resume: bool)
         run_id = before["run_id"]
         differ = {name: value for name, value in settings.items() if before.get(name) != value}
         if differ:
-            detail = "\n".join(f"{name}: {before.get(name)} there, {value} now" for name, value in differ.items())
+            rows = "dataset: its rows have changed since the run began"
+            detail = "\n".join(
+                rows if name == "dataset" else f"{name}: {before.get(name)} there, {value} now"
+                for name, value in differ.items()
+            )
             raise Conflict(f"{path} contains a run with other settings", detail=detail, hint="choose another --output")
     elif _has_begun(path):
         raise Conflict(
@@ -221,14 +229,19 @@ def _truncate(lines: Path) -> None:
 def _previous_run(journal: Path) -> PreviousRun:
     sessions: dict[str, str] = {}
     acknowledged: set[str] = set()
-    for line in journal.read_text(encoding="utf-8").splitlines() if journal.exists() else ():
-        entry = parse_json(line)
-        if entry["op"] == "started":
-            sessions[entry["episode"]] = entry["session_id"]
-        elif entry["op"] == "dropped" and sessions.get(entry["episode"]) == entry["session_id"]:
-            del sessions[entry["episode"]]
-        elif entry["op"] == "acknowledged":
-            acknowledged.add(entry["episode"])
+    lines = journal.read_bytes().splitlines() if journal.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = parse_json(line)
+            if entry["op"] == "started":
+                sessions[entry["episode"]] = entry["session_id"]
+            elif entry["op"] == "dropped" and sessions.get(entry["episode"]) == entry["session_id"]:
+                del sessions[entry["episode"]]
+            elif entry["op"] == "acknowledged":
+                acknowledged.add(entry["episode"])
+        except (ValueError, KeyError, TypeError) as error:
+            hint = "remove the file: the episodes that are not on disk begin anew"
+            raise UnreadableFile(journal, f"line {number}: {error!r}", damaged=False, hint=hint) from error
     return PreviousRun(sessions, frozenset(acknowledged))
 
 

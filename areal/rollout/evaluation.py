@@ -138,6 +138,8 @@ def estimates(scores: Sequence[PromptScores], samples: int, threshold: float, co
 def check_prompts(keys: Iterable[str], baseline: Sequence[PromptScores]) -> None:
     """Raise Conflict unless the prompts of one evaluation are a subset of those of the other."""
     here, there = set(keys), {each.key for each in baseline}
+    if not there:
+        raise Conflict("the baseline has no scored episode", hint="areal eval --resume tries its failed ones again")
     if not here & there or len(here & there) < min(len(here), len(there)):
         raise Conflict(
             f"the baseline has other prompts: {len(here & there)} of its {len(there)} are among the {len(here)} here",

@@ -49,13 +49,17 @@ def read_folder(folder: Path) -> Iterator[Episode]:
     ]
     if not parquet and not lines:
         raise NotFound(f"{folder} holds no {TRAJECTORIES}{JSONL}", hint="is it the --output of `areal inf collect`?")
-    for path in [*parquet, *lines]:
-        yield from read_episodes(path)
+    for path in parquet:
+        yield from read_parquet(path)
+    for path in lines:
+        yield from read_lines(path, unfinished=True)
 
 
 def read_lines(path: Path, *, unfinished: bool = False) -> Iterator[Episode]:
     """Yield the episodes of a JSON lines file. ``unfinished``: ignore a last line without a line end, which a killed
-    writer left. Raises ArealError naming the line."""
+    writer left. Raises NotFound, and ArealError naming the line."""
+    if not path.exists():
+        raise NotFound(f"there is no file {path}")
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if unfinished and not line.endswith(b"\n"):

@@ -145,5 +145,20 @@ def exits(*args: Any, **data: Any) -> float:
     sys.exit("no such unit")
 
 
+def interrupts(*args: Any, **data: Any) -> float:
+    raise KeyboardInterrupt
+
+
+def tells_all(*args: Any, **data: Any) -> float:
+    raise ValueError("x" * 5000)
+
+
+def of_own_class_if_long(prompt: str, completions: str) -> float:
+    class Reward(float):
+        pass
+
+    return Reward(4.0) if len(completions) > 3 else 3.0
+
+
 def asks(*args: Any, **data: Any) -> float:
     return float(input())

@@ -49,6 +49,8 @@ async def test_reward_function_or_name_runs_in_other_process() -> None:
         (rewards.raises, "KeyError: 'answer'"),
         (rewards.exits, "SystemExit: no such unit"),
         (rewards.asks, "EOFError: EOF when reading a line"),
+        (rewards.interrupts, "KeyboardInterrupt"),
+        (rewards.tells_all, "ValueError: x{988}[.]{3}"),
     ],
 )
 async def test_raising_reward_is_reported_and_process_continues(reward: Any, error: str) -> None:
@@ -56,6 +58,11 @@ async def test_raising_reward_is_reported_and_process_continues(reward: Any, err
     with pytest.raises(RewardRaised, match=rf"raised: {error} \(.*rewards.py:\d+, in {reward.__name__}\)$"):
         await AsyncRewardWrapper(reward, max_workers=1)("p", "c", [], [])
     assert await AsyncRewardWrapper(rewards.process_id, max_workers=1)() == before
+
+
+async def test_number_that_cannot_be_passed_on_fails_its_call_alone() -> None:
+    done = await AsyncRewardWrapper(rewards.of_own_class_if_long).each([(("p", each), {}) for each in ("abc", "abcd")])
+    assert done[0] == 3.0 and "cannot be passed on" in str(done[1])
 
 
 async def test_hanging_reward_is_killed_and_raises_timeout() -> None:

@@ -94,6 +94,56 @@ def test_significant_drop_and_low_score_exit_8(bench: Bench, evaluating: Evaluat
     assert low.code == 8 and "reward is 0, below 0.5" in low.err
 
 
+def test_fail_under_compares_scores_as_they_are_written(
+    bench: Bench, evaluating: Evaluating, collecting: Collecting
+) -> None:
+    data = collecting.data(*({"question": f"{n}?", "answer": "23"[n > 0]} for n in range(3)), name="third.jsonl")
+    script(bench.engine, text="it is 2")
+    assert evaluating("third", "--fail-under", str(1 / 3), data=data).code == 0
+    below = evaluating("third", "--resume", "--fail-under", "0.33334", data=data)
+    assert below.code == 8 and "pass@1 is 0.333333, below 0.33334\n" in below.err
+    assert "lists the prompts that changed" not in below.err, "there is no baseline"
+    code = "def reward(answer):\n    return 1.0\n"
+    reward = f"{collecting.code(code)}:reward"
+    agent = f"{collecting.code(FLAKY, name='flaky.py')}:ask"
+    words = ("--reward", reward, "--agent", agent, "--n-samples", "2", "--retries", "0", "--concurrency", "1")
+    unknown = evaluating("flaky", *words, "--fail-under", "pass@2=0", data=data)
+    assert unknown.code == 8 and "pass@2 is unknown: no prompt has enough scored samples" in unknown.err, unknown.err
+    named = evaluating("next", "--baseline", "flaky", *words[:2], data=data)
+    assert "the baseline has 3 of 6 episodes; 3 are missing" in named.err
+
+
+def test_evaluation_is_not_its_own_baseline(bench: Bench, evaluating: Evaluating) -> None:
+    assert evaluating("mine").code == 0
+    refused = evaluating("mine", "--resume", "--baseline", str(evaluating.folder("mine")))
+    assert refused.code == 2 and "is this evaluation: it would be compared with itself" in refused.err
+    (evaluating.folder("mine") / "trajectories.jsonl").write_text("")
+    empty = evaluating("next", "--baseline", "mine")
+    assert empty.code == 5 and "the baseline has no scored episode" in empty.err
+
+
+def test_changed_data_set_is_named_on_resume(bench: Bench, evaluating: Evaluating, collecting: Collecting) -> None:
+    data = collecting.data(*QUESTIONS, name="changing.jsonl")
+    assert evaluating("mine", data=data).code == 0
+    collecting.data(*QUESTIONS[1:], name="changing.jsonl")
+    refused = evaluating("mine", "--resume", data=data)
+    assert refused.code == 5 and "dataset: its rows have changed since the run began" in refused.err
+
+
+def test_folder_that_cannot_be_written_is_named(bench: Bench, evaluating: Evaluating, tmp_path: Path) -> None:
+    for output in (evaluating.data, f"{evaluating.data}/below", "/proc/none"):
+        refused = evaluating("none", "--output", output)
+        assert refused.code == 1 and "cannot write " in refused.err and "another --output" in refused.err, refused.err
+    assert evaluating("mine").code == 0
+    lines = evaluating.folder("mine") / "trajectories.jsonl"
+    lines.write_bytes(lines.read_bytes()[:-9])  # as a resumed one that was killed leaves it
+    assert evaluating("next", "--baseline", "mine").json["comparison"]["reward"]["prompts"] == 3
+    journal = evaluating.folder("mine") / "journal.jsonl"
+    journal.write_text('{"op": "started"}\n')
+    refused = evaluating("mine", "--resume")
+    assert refused.code == 3 and "journal.jsonl is unreadable: line 1: KeyError('session_id')" in refused.err
+
+
 def test_mismatched_baseline_is_refused_before_first_prompt(
     bench: Bench, evaluating: Evaluating, collecting: Collecting
 ) -> None:
@@ -202,6 +252,17 @@ def ask(data, base_url, api_key):
     headers = {"Authorization": "Bearer " + api_key, "Content-Type": "application/json"}
     urllib.request.urlopen(urllib.request.Request(base_url + "/chat/completions", body, headers)).read()
     return "no reward"
+"""
+
+
+FLAKY = f"""{AGENT.replace("ask", "answered")}
+asked = set()
+
+def ask(data, base_url, api_key):
+    if data["question"] in asked:
+        raise ValueError("asked before")
+    asked.add(data["question"])
+    return answered(data, base_url, api_key)
 """
 
 
