@@ -94,15 +94,16 @@ def _converted(file: str, framework: str, trainer: str | None, overrides: Sequen
     if trainer is not None and trainer not in trainers:
         raise UsageFault(f"--trainer {trainer}: those of {framework} are {', '.join(trainers)}")
     chosen, keys = read_keys(framework, trainer, _text(Path(file)), os.environ, file)
+    keys = {**keys, **assignments(overrides, "the command line")}
     if framework == "trl":
         if isinstance(below := keys.get("config"), str):  # TRL's own YAML file
-            found = _sibling_file(file, below)
+            if not (found := _named_file(file, below)).is_file():
+                raise NotFound(f"{file}: there is no file {below}", hint="run this where it is, or add config=FILE")
             keys = {**read_yaml(_text(found), str(found), nested=False), **keys}
         launched = keys.get("config_file")
-        if isinstance(launched, str) and (found := _sibling_file(file, launched)).is_file():  # that of accelerate
+        if isinstance(launched, str) and (found := _named_file(file, launched)).is_file():  # that of accelerate
             count = read_yaml(_text(found), str(found)).get("num_processes")
             keys = {**({"num_processes": count} if count is not None else {}), **keys}
-    keys = {**keys, **assignments(overrides, "the command line")}
     return convert(trainers[chosen], {key: _absolute(key, value) for key, value in keys.items()})
 
 
@@ -117,10 +118,9 @@ def _absolute(key: str, value: Any) -> Any:
     return str(Path(value).absolute()) if named and Path(value).exists() else value
 
 
-def _sibling_file(file: str, name: str) -> Path:
-    """Return the file with this name in the folder of ``file``, else in the working folder."""
-    beside = Path(file).parent / name
-    return beside if beside.is_file() else Path(name)
+def _named_file(file: str, name: str) -> Path:
+    """Return the file with this name below the folder of ``file`` or one above that, else below the working folder."""
+    return next((each for above in Path(file).absolute().parents if (each := above / name).is_file()), Path(name))
 
 
 def _of_areal(file: str, trainer: str | None, overrides: Sequence[str]) -> Draft:

@@ -153,8 +153,14 @@ def validate(draft: Draft) -> None:
             shared.pop("max_length", None)
         draft.set("valid_dataset", {**shared, **draft.config["valid_dataset"]})
     else:
-        for name in ("eval_gconfig", "evaluator"):
+        for each in draft.entries:
+            if each.fate is Fate.MAPPED and each.target.startswith(_OF_EVALUATION):
+                draft.mark(each.key, Fate.IGNORED, "no data set is evaluated")
+        for name in _OF_EVALUATION:
             draft.config.pop(name, None)
+
+
+_OF_EVALUATION = ("eval_gconfig", "evaluator")
 
 
 def save_and_resume(draft: Draft, every: int | None) -> None:

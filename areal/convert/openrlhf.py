@@ -194,7 +194,8 @@ def _kl(draft: Draft) -> None:
     draft.set("actor.kl_ctl", 0.0 if in_loss else coefficient)
     draft.set("actor.kl_loss_coef", coefficient if in_loss else 0.0)
     if coefficient:
-        draft.set("actor.kl_loss_type" if in_loss else "actor.kl_estimator", str(values["algo.kl.estimator"]))
+        estimator = "k3" if values.get("use_kl_estimator_k3") else str(values["algo.kl.estimator"])
+        draft.set("actor.kl_loss_type" if in_loss else "actor.kl_estimator", estimator)
         draft.set("ref", {"path": draft.model, "attn_impl": draft.config["actor"]["attn_impl"]})
         if "kl_target" in draft.config["actor"]:
             draft.set("actor.kl_horizon", int(values.get("algo.kl.horizon") or 10_000))
@@ -210,12 +211,13 @@ def _correction(draft: Draft) -> None:
     if not corrects:
         draft.set("actor.recompute_logprob", True)
         return
+    kind = "icepop" if values.get("use_icepop") else str(values[key])
     forms = {"tis": ("token", "clamp"), "icepop": ("token", "mask"), "seq-mask-tis": ("sequence", "mask")}
     bounds = _pair(values["algo.advantage.is_correction_threshold"])
-    if str(values[key]) not in forms or not bounds:
+    if kind not in forms or not bounds:
         draft.mark(key, Fate.REFUSED, f"it is one of {', '.join(forms)}, with two thresholds")
         return
-    level, action = forms[str(values[key])]
+    level, action = forms[kind]
     draft.set("actor.use_decoupled_loss", True)
     # Sequence masks are of the geometric mean, and tokens have their own weights beside it.
     if level == "sequence":

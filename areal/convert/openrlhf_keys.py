@@ -45,10 +45,7 @@ _ROWS = lossy("all rows are read")
 def _optimizer(prefix: str, target: str) -> Mapping[str, Rule]:
     return {
         f"{prefix}optim": to(f"{target}.type", choice(adam="adam")),
-        f"{prefix}muon.lr": ignored("it is of optim muon"),
-        f"{prefix}muon.momentum": ignored("it is of optim muon"),
-        f"{prefix}muon.ns_steps": ignored("it is of optim muon"),
-        f"{prefix}muon.nesterov": ignored("it is of optim muon"),
+        f"{prefix}muon.*": ignored("it is of optim muon"),
         f"{prefix}adam.lr": to(f"{target}.lr"),
         f"{prefix}adam.betas": joint(f"{target}.beta1, beta2"),
         f"{prefix}adam.eps": to(f"{target}.eps"),
@@ -115,7 +112,12 @@ _COMMON: Mapping[str, Rule] = {
     "use_ms": refused("models and data sets are Hugging Face's", False),
     "local_rank": SPEED,
     "bf16": ignored("weights are computed with in bfloat16"),
-    "actor_init_on_gpu": SPEED,
+    **alike(
+        SPEED,
+        "actor_init_on_gpu disable_trace_cache torch_compile universal_ckpt colocate_actor_critic colocate_ref_reward",
+    ),
+    **alike(REPORT, "perf save_hf_model"),
+    **alike(refused("the tokenizer says it"), "pad_token bos_token eos_token unk_token"),
 }
 
 PPO_RULES: Mapping[str, Rule] = {
@@ -159,10 +161,11 @@ PPO_RULES: Mapping[str, Rule] = {
     "algo.advantage.no_std_norm": joint("actor.adv_norm"),
     "algo.advantage.is_correction_enable": joint("actor.rejection_sampling"),
     "algo.advantage.is_correction_threshold": joint("actor.rejection_sampling"),
-    "algo.advantage.is_correction_type": joint("actor.rejection_sampling"),
+    **alike(joint("actor.rejection_sampling"), "algo.advantage.is_correction_type use_icepop"),
     "algo.kl.init_coef": joint("actor.kl_ctl"),
     "algo.kl.use_loss": joint("actor.kl_loss_coef"),
     "algo.kl.estimator": joint("actor.kl_estimator", choice(k1="k1", k2="k2", k3="k3")),
+    "use_kl_estimator_k3": joint("actor.kl_estimator", neutral=(False,)),
     "algo.kl.target": to("actor.kl_target", neutral=(None,)),
     "algo.kl.horizon": joint("actor.kl_horizon", whole(1)),
     "algo.dynamic_filtering_enable": to("actor.dynamic_sampling"),
@@ -178,6 +181,8 @@ PPO_RULES: Mapping[str, Rule] = {
     "actor.gradient_checkpointing_reentrant": SPEED,
     "actor.freeze_visual_encoder": refused("models are text models", False),
     "ptx_coef": ignored("there is no pretraining data"),
+    **alike(refused("there is no pretraining data"), "pretrain_data pretrain_data_probs"),
+    "pretrain_split": ignored("it is of pretrain_data"),
     "critic.model_name_or_path": joint("critic.path", neutral=(None,)),
     "critic.value_clip": to("critic.eps_clip"),
     "critic.freezing_steps": lossy("the policy learns from the first step", -1, 0),
@@ -347,6 +352,8 @@ _RENAMED: Mapping[str, str] = {
     "micro_train_batch_size": "train.micro_batch_size",
     "generate_max_len": "rollout.max_new_tokens",
     "temperature": "rollout.temperature",
+    "head_prefix": "ds.value_head_prefix",
+    "balancing_loss_coef": "actor.aux_loss_coef",
     "lambd": "algo.advantage.lambd",
     "gamma": "algo.advantage.gamma",
     "normalize_reward": "reward.normalize_enable",

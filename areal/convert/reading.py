@@ -1,8 +1,8 @@
 """Reads the keys of a configuration: a YAML file, or the command in a shell script.
 
 Of a script, assignments of variables (``N=8``, ``${N}``, ``${1:-8}``, ``$((N * 2))``, ``A=(...)``, ``A+=...``), the
-branch of an ``if`` or ``case`` that compares known values, and the last command that runs a trainer are read. All
-branches of another ``if`` or ``case`` are read: what they set differently is unknown. Nothing is executed.
+branch of an ``if`` or ``case`` that compares known values, and the commands that run a trainer are read. All branches
+of another ``if`` or ``case`` are read: what they set differently is unknown. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -110,13 +110,11 @@ class Command(NamedTuple):
     words: list[str]
 
 
-def script_command(
-    text: str, programs: re.Pattern[str], environment: Mapping[str, str], name: str, hint: str = ""
-) -> Command:
-    """Return the last command that runs one of ``programs``: a pattern of a word, or of two words with a space between
-    them. Raises Unread, with ``hint`` where there is none."""
+def script_commands(text: str, programs: re.Pattern[str], environment: Mapping[str, str], name: str) -> list[Command]:
+    """Return the commands that run one of ``programs``: a pattern of a word, or of two words with a space between them.
+    Raises Unread for one that cannot be read."""
     shell = _Shell(dict(environment), {})
-    found: Command | None = None
+    found = list[Command]()
     for line in _taken(_PRINTED_FOLDER.sub("$PWD", text), shell):
         line = _ARRAY_AS_TEXT.sub(shell.array_as_text, line)
         if (changed := _CHANGED.match(line)) is not None:
@@ -128,10 +126,10 @@ def script_command(
             shell.arrays[key] = [*shell.arrays.get(key, ()), *words] if more else words
         elif key and (value := _one_word(_expanded(given, shell.variables))) is not None:
             shell.variables[key] = shell.variables.get(key, "") + value if more else value
-        elif line.split()[:1] not in (["echo"], ["printf"]) and programs.search(_expanded(line, shell.variables)):
-            found = _command(_words(line, shell, name, programs), programs, name) or found
-    if found is None:
-        raise Unread(f"{name}: no command in it runs a trainer that is known here", hint=hint)
+        elif line.split()[:1] not in (["echo"], ["printf"]):
+            unquoted = re.sub(r"[\"']", " ", _expanded(line, shell.variables))
+            if programs.search(unquoted) and (command := _command(_words(line, shell, name, programs), programs, name)):
+                found.append(command)
     return found
 
 
@@ -254,12 +252,14 @@ def _unknown(option: Sequence[str], cause: str) -> Sequence[str]:
 @dataclass
 class _Branches:
     """An ``if``, or a ``case`` of ``word``. ``cause``: the variable that decides. ``ends``: what holds after the
-    branches so far. ``live``: whether the present one may run; ``settled``: whether no other branch can."""
+    branches so far. ``live``: whether the present one may run, and ``certain``: whether it does; ``settled``: whether
+    no other branch can."""
 
     before: _Shell
     cause: str
     word: str | None = None
     live: bool = False
+    certain: bool = False
     settled: bool = False
     ends: list[_Shell] = field(default_factory=list)
 
@@ -269,6 +269,7 @@ class _Branches:
             self.ends.append(shell.copy())
         shell.become(self.before)
         self.live = not self.settled and chosen is not False
+        self.certain = self.live and chosen is True and not self.ends
         self.settled = self.settled or chosen is True
 
     def end(self, shell: _Shell) -> None:
@@ -282,9 +283,11 @@ def _taken(text: str, shell: _Shell) -> Iterator[str]:
     """Yield the lines that may run, as far as the conditions of ``if`` and ``case`` are known. The caller changes
     ``shell`` while this iterates."""
     stack: list[_Branches] = []
+    in_function = False
     for line in (clause for whole in _lines(text) for clause in _clauses(whole)):
         word = line.split(maxsplit=1)[0].rstrip(";") if line.split() else ""
         top = stack[-1] if stack else None
+        in_function = (in_function and line != "}") or _FUNCTION.match(line) is not None
         if word in ("if", "while", "until", "for") and not re.search(r";\s*done\b", line):
             stack.append(_Branches(shell.copy(), _cause(line, shell.variables)))
             stack[-1].begin(shell, _holds(line, shell.variables))
@@ -304,9 +307,15 @@ def _taken(text: str, shell: _Shell) -> Iterator[str]:
         elif top is not None and top.word is not None and (pattern := _PATTERN.fullmatch(line)) is not None:
             top.begin(shell, _matches(top.word, pattern[1]))
         elif all(each.live for each in stack):
+            if word == "exit" and not in_function and all(each.certain for each in stack) and not _FAILS.match(line):
+                return
             if top is not None and word in ("exit", "return"):
                 top.live = False
             yield line
+
+
+_FUNCTION = re.compile(r"\s*(?:function\s+[\w-]+|[\w-]+\s*\(\))[^}]*$")
+_FAILS = re.compile(r"\s*exit\s+[^0;\s]")  # what an argument of the script may change: what follows is read
 
 
 def _cause(line: str, variables: Mapping[str, str]) -> str:
@@ -367,7 +376,7 @@ def _compares(text: str, variables: Mapping[str, str]) -> bool | None:
     return (words[0] == words[2]) == (words[1] != "!=") if words[1] in ("=", "==", "!=") else None
 
 
-_ARRAY_BEGINS = re.compile(rf"\s*{_DECLARED}[A-Za-z_]\w*\+?=\(")
+_ARRAY_BEGINS = re.compile(rf"\s*{_DECLARED}[A-Za-z_]\w*\+?=\$?\(")  # or the output of a command
 
 
 def _lines(text: str) -> Iterator[str]:

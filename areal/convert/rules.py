@@ -13,10 +13,10 @@ from enum import StrEnum
 from typing import Any
 
 from areal.dataclasses import dataclass, field, replace
-from areal.errors import did_you_mean
+from areal.errors import closest
 from areal.resources.tree import set_path
 
-_NAMES = ("experiment_name", "trial_name")  # of a run: they change nothing that is learned
+_NAMES = ("experiment_name", "trial_name", "stats_logger.")  # of a run: they change nothing that is learned
 _UNSET = re.compile(r"\$\{?(\w+)")
 _OUTPUT = re.compile(r"\$\(|^`.*`$")
 Translate = Callable[[Any], Any]
@@ -159,7 +159,11 @@ class Framework:
         for count in range(len(parts) - 1, 0, -1):
             if (found := self.rules.get(".".join(parts[:count]) + ".*")) is not None:
                 return found
-        return refused(f"this is not a known key of {self.name}{did_you_mean(key, self.rules)}")
+        above, _, last = key.rpartition(".")
+        beside = {each.rpartition(".")[2]: each for each in self.rules if each.startswith(above)}
+        near = closest(last, beside)
+        suggestion = f' (did you mean "{beside[near]}"?)' if near else ""
+        return refused(f"this is not a known key of {self.name}{suggestion}")
 
 
 def convert(source: Framework, given: Mapping[str, object]) -> Draft:
@@ -178,14 +182,14 @@ def convert(source: Framework, given: Mapping[str, object]) -> Draft:
     for key, value in values.items():
         rule = source.rule(key, values)
         if isinstance(value, NotLiteral) and rule.fate in (Fate.MAPPED, Fate.REFUSED):
-            fate = Fate.IGNORED if rule.target in _NAMES else Fate.REFUSED
+            fate = Fate.IGNORED if rule.target.startswith(_NAMES) else Fate.REFUSED
             entries.append(Entry(key, str(value), fate, note=value.note))
             unusable.add(key)
             continue
         entry, target_value = rule.entry(key, value)
         unwanted = value in rule.neutral
         if rule.fate is Fate.MAPPED and not unwanted and (why := _fault(key, value, source.defaults.get(key))):
-            entry = Entry(key, value, Fate.IGNORED if rule.target in _NAMES else Fate.REFUSED, note=why)
+            entry = Entry(key, value, Fate.IGNORED if rule.target.startswith(_NAMES) else Fate.REFUSED, note=why)
         if key in given:
             entries.append(entry)
         if rule.fate is Fate.MAPPED and not unwanted and entry.fate is not Fate.MAPPED:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import copy
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from areal.convert import openrlhf, trl, verl, verl_async, verl_sft
-from areal.convert.reading import Command, Unread, assignments, flags, read_yaml, script_command
+from areal.convert.reading import Command, Unread, assignments, flags, read_yaml, script_commands
 from areal.convert.rules import Framework, NotLiteral
 from areal.dataclasses import dataclass
 
@@ -31,16 +33,36 @@ class SourceFormat:
     nested: bool = True
     trainer_of: Callable[[Mapping[str, object]], str] = lambda keys: ""
 
-    def of_script(self, text: str, environment: Mapping[str, str], name: str) -> tuple[str, dict[str, object]]:
-        """Return the trainer, and the keys of the command with what its launcher says of processes. Raises Unread."""
+    def of_script(self, text: str, environment: Mapping[str, str], name: str, trainer: str | None) -> Command:
+        """Return the last command of ``trainer``, else the last of any; with ``trainer`` also one of a script of its
+        own. Raises Unread."""
         if name.endswith(".py"):  # its docstring shows its commands
             text = ast.get_docstring(syntax_tree(text, name)) or ""
-        others = (
-            f"--from {other}" for other, each in SOURCES.items() if each is not self and each.programs.search(text)
-        )
-        command = script_command(text, self.programs, environment, name, next(others, self.readable))
-        called = command.program[command.program.lastindex or 0]
-        return self.called[called], {**_launched(command, name), **self.read(command.words, name)}
+        found = script_commands(text, self.programs, environment, name)
+        scripts = [] if found else script_commands(text, _ANY_SCRIPT, environment, name)
+        if scripts and trainer and not scripts[-1].program[0].endswith("sh"):
+            found = scripts[-1:]
+        if not found:
+            others = (f"--from {each}" for each, of in SOURCES.items() if of is not self and of.programs.search(text))
+            other = scripts[-1].program[0] if scripts and not name.endswith(".py") else ""
+            runs = f"it runs {other}: convert that file{'' if other.endswith('sh') else ', or add --trainer NAME'}"
+            hint = next(others, runs if other else self.readable)
+            raise Unread(f"{name}: no command in it runs a trainer that is known here", hint=hint)
+        return next((each for each in reversed(found) if self.trainer(each) == trainer), found[-1])
+
+    def trainer(self, command: Command) -> str | None:
+        """Return the trainer that a command runs; None for that of another script."""
+        return self.called.get(command.program[command.program.lastindex or 0])
+
+
+_ANY_SCRIPT = re.compile(r"(?:^|(?<= ))[\w./~-]+\.(?:py|sh)(?!\S)")
+
+
+def _full(key: str, framework: Framework) -> str:
+    """Return the one known key that ``key`` begins, as argparse does; else ``key``."""
+    known = {*framework.rules, *framework.aliases}
+    begun = {framework.aliases.get(each, each) for each in known if each.startswith(key)}
+    return key if key in known or len(begun) != 1 else begun.pop()
 
 
 def _launched(command: Command, name: str) -> dict[str, object]:
@@ -70,7 +92,8 @@ _VERL = {
     "main_dapo": "ppo",
 }
 _VERL_PROGRAMS = (
-    r"verl[./]trainer[./](main_ppo|fsdp_sft_trainer|sft_trainer|sft_trainer_ray)",
+    r"verl[./]trainer[./](main_ppo|fsdp_sft_trainer|sft_trainer|sft_trainer_ray)(?:_sync)?",
+    r"transfer_queue[./](main_ppo)",
     r"fully_async_policy[./](fully_async_main)",
     r"(one_step_off_policy\.main_ppo)",
     r"dapo[./](?:\w+[./])?(main_dapo)",
@@ -101,7 +124,7 @@ SOURCES: Mapping[str, SourceFormat] = {
     ),
     "openrlhf": SourceFormat(
         {"ppo": openrlhf.PPO, "sft": openrlhf.SFT, "dpo": openrlhf.DPO, "rm": openrlhf.RM},
-        re.compile(r"openrlhf[./]cli[./]train_(ppo_ray|ppo|sft|dpo|rm)(?:\.py)?(?!\S)"),
+        re.compile(r"(?:openrlhf[./]cli[./]|(?:^|[/ ])(?=train_\w+\.py))train_(ppo_ray|ppo|sft|dpo|rm)(?:\.py)?(?!\S)"),
         {"ppo_ray": "ppo", "ppo": "ppo", "sft": "sft", "dpo": "dpo", "rm": "rm"},
         flags,
         "a script with `python3 -m openrlhf.cli.train_ppo_ray --KEY VALUE ...` is read",
@@ -114,11 +137,15 @@ def read_keys(
 ) -> tuple[str, Any]:
     """Return the trainer and the keys of a file. Raises Unread, also where the trainer of a YAML file is not known."""
     of = SOURCES[source]
+    if name.endswith(".ipynb"):
+        text, name = _code_of_notebook(text, name), f"{name} (its code).py"
     if source == "trl" and name.endswith(".py") and (made := read_python(text, name)) is not None:
         return trainer or made[0], made[1]
     if not name.endswith((".yaml", ".yml")):
-        found, keys = of.of_script(text, environment, name)
-        return trainer or found, keys
+        command = of.of_script(text, environment, name, trainer)
+        trainer = trainer or str(of.trainer(command))
+        found = {**_launched(command, name), **of.read(command.words, name)}
+        return trainer, {_full(key, of.trainers[trainer]) if of.read is flags else key: found[key] for key in found}
     keys = read_yaml(text, name, nested=of.nested)
     chosen = trainer or of.trainer_of(keys)
     if not chosen:
@@ -127,7 +154,8 @@ def read_keys(
 
 
 # TRL's configuration in Python code: the keywords of ``GRPOConfig(...)`` and of the trainer that gets it. The script is
-# parsed and never run: a keyword has a value where it is a literal, or a name that is bound once, to one.
+# parsed and never run: a keyword has a value where it is made of literals, of names that are bound once, to one, and of
+# the script's own arguments, which have their defaults.
 
 _CONFIGS = {
     "GRPOConfig": "grpo",
@@ -137,11 +165,19 @@ _CONFIGS = {
     "RewardConfig": "reward",
 }
 _TRAINERS = {name.replace("Config", "Trainer"): trainer for name, trainer in _CONFIGS.items()}
-_OF_TRAINER = {"model": "model_name_or_path", "reward_funcs": "reward_funcs"}
 _OF_LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "task_type": ""}
 _LORA_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}  # peft's, which are not those of TRL's options
 _LORA_NEUTRAL = {"bias": "none", "init_lora_weights": True, "inference_mode": False}  # they ask for nothing
+_OF_MODEL = {
+    "pretrained_model_name_or_path": "model_name_or_path",
+    "revision": "model_revision",
+    "torch_dtype": "dtype",
+}
+_OF_DATASET = {
+    "path": "dataset_name", "argument 2": "dataset_config", "name": "dataset_config", "split": "dataset_train_split"
+}  # fmt: skip
 _IMPORT = "import"  # of a constant that is a dotted name
+_ARGUMENT = "argument of the script "  # before the name of one, among the names of the script
 _REWARDS = "trl.rewards."  # functions that are known by their names
 
 
@@ -153,7 +189,7 @@ def read_python(text: str, name: str) -> tuple[str, dict[str, object]] | None:
     configs = [each for each in calls if _called(each) in _CONFIGS and (each.args or each.keywords)]
     if not configs:
         return None
-    names, trainer = _bound(tree), _CONFIGS[_called(configs[0])]
+    names, trainer = _bound(tree) | _arguments_of_script(tree), _CONFIGS[_called(configs[0])]
     trainers = [each for each in calls if _TRAINERS.get(_called(each)) == trainer]
     for what, found in (("configurations", configs), ("trainers", trainers)):
         if len(found) > 1:
@@ -179,6 +215,16 @@ def _assigned(tree: ast.Module, config: ast.Call, file: str) -> dict[str, object
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         if isinstance(node.value, ast.Name) and node.value.id in names
     }
+
+
+def _code_of_notebook(text: str, name: str) -> str:
+    """Return the code of a Jupyter notebook, without its commands of the shell and of IPython."""
+    try:
+        cells = [each["source"] for each in json.loads(text)["cells"] if each["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Unread(f"{name}: not a notebook: {error}") from error
+    lines = "\n".join("".join(each) for each in cells).splitlines()
+    return "\n".join("pass" if line.lstrip().startswith(("!", "%")) else line for line in lines)
 
 
 def syntax_tree(text: str, name: str) -> ast.Module:
@@ -226,42 +272,123 @@ def _bound(tree: ast.Module) -> dict[str, ast.expr]:
     return {name: node for name, node in found.items() if bound[name] == 1}
 
 
+def _parsed(tree: ast.Module) -> dict[str, ast.expr]:
+    """Return the defaults of the script's arguments: of ``argparse``, and of the fields of its dataclasses."""
+    found: dict[str, ast.expr | None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) == "add_argument":
+            flags = [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
+            given = {each.arg: each.value for each in node.keywords}
+            name = next((each for each in flags if each.startswith("--")), *flags[:1]) if flags else ""
+            name = str(ast.literal_eval(given["dest"])) if "dest" in given else name.lstrip("-").replace("-", "_")
+            stored = {"'store_true'": False, "'store_false'": True}.get(ast.unparse(given.get("action", node)))
+            default = given.get("default", ast.Constant(stored))
+            asked = "required" in given or not any(each.startswith("-") for each in flags)
+            found[name] = default if name not in found and not asked else None
+        elif isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(each) for each in node.decorator_list):
+            for each in node.body:
+                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+                    made = each.value if isinstance(each.value, ast.Call) and _called(each.value) == "field" else None
+                    defaults = [it.value for it in made.keywords if it.arg == "default"] if made else [each.value]
+                    found[each.target.id] = defaults[0] if defaults and each.target.id not in found else None
+    return {name: node for name, node in found.items() if node is not None}
+
+
+def _arguments_of_script(tree: ast.Module) -> dict[str, ast.expr]:
+    """Return the script's arguments as ``_parsed`` has them, by the names that what is parsed is assigned to."""
+
+    def parses(node: ast.AST) -> bool:
+        return any(isinstance(each, ast.Call) and "parse_" in _called(each) for each in ast.walk(node))
+
+    makers = {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and parses(each)}
+    holders = {
+        name.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and (parses(node.value) or (isinstance(node.value, ast.Call) and _called(node.value) in makers))
+        for target in node.targets
+        for name in getattr(target, "elts", [target])
+        if isinstance(name, ast.Name)
+    }
+    changed = {
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    named = {f"{holder}.{name}": node for holder in holders for name, node in _parsed(tree).items()}
+    return {f"{_ARGUMENT}{name}": node for name, node in named.items() if name not in changed}
+
+
+class _Literals(ast.NodeTransformer):
+    """Replaces names that stand for literals, and the branch of a condition that is one."""
+
+    def __init__(self, names: Mapping[str, ast.expr], depth: int = 8) -> None:
+        self.names, self.depth = names, depth
+
+    def _named(self, name: str, node: ast.expr) -> Any:
+        found = self.names.get(name, node)
+        if found is node or self.depth == 0 or (isinstance(found, ast.Constant) and found.kind == _IMPORT):
+            return node
+        return _Literals(self.names, self.depth - 1).visit(copy.deepcopy(found))
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        return self._named(node.id, node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        if ast.unparse(node.value) == "torch":  # a dtype
+            return ast.Constant(node.attr)
+        return self._named(f"{_ARGUMENT}{ast.unparse(node)}", node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        self.generic_visit(node)
+        known = isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant)
+        return ast.Constant(not node.operand.value) if known else node  # type: ignore[attr-defined]
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        self.generic_visit(node)
+        return (node.body if node.test.value else node.orelse) if isinstance(node.test, ast.Constant) else node
+
+
 def _value(node: ast.expr, names: Mapping[str, ast.expr], file: str) -> Any:
-    given = names.get(node.id, node) if isinstance(node, ast.Name) else node
-    if not isinstance(given, ast.Constant) or given.kind != _IMPORT:
-        try:
-            return ast.literal_eval(given)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            pass
-    return NotLiteral(ast.unparse(node), f"{file}:{node.lineno}: not a literal: add KEY=VALUE")
+    try:
+        return ast.literal_eval(_Literals(names).visit(copy.deepcopy(node)))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return NotLiteral(ast.unparse(node), f"{file}:{node.lineno}: not a literal: add KEY=VALUE")
 
 
 def _of_trainer(call: ast.Call, names: Mapping[str, ast.expr], file: str) -> dict[str, object]:
     """Model, rewards, data set and adapters are arguments of the trainer."""
     keys: dict[str, object] = {}
+
+    def of_call(call: ast.Call, first: str, renamed: Mapping[str, str]) -> dict[str, object]:
+        return {renamed.get(key, key): _value(node, names, file) for key, node in _arguments(call, first)}
+
     for key, node in _arguments(call, "model"):
         given = names.get(node.id, node) if isinstance(node, ast.Name) else node
+        part = given.slice if isinstance(given, ast.Subscript) and isinstance(given.value, ast.Name) else None
+        given = names.get(given.value.id, given) if part is not None else given  # type: ignore[attr-defined]
         made = _called(given) if isinstance(given, ast.Call) else ""
         if key == "reward_funcs":
             keys[key] = _rewards(node, names, file)
-        elif key in _OF_TRAINER:
-            keys[_OF_TRAINER[key]] = _value(node, names, file)
+        elif key == "model" and isinstance(given, ast.Call) and made == "from_pretrained":
+            keys |= of_call(given, "model_name_or_path", _OF_MODEL)
+        elif key == "model":
+            keys["model_name_or_path"] = _value(node, names, file)
         elif key == "train_dataset" and isinstance(given, ast.Call) and made == "load_dataset":
-            values = {each: _value(value, names, file) for each, value in _arguments(given, "path")}
-            renamed = {
-                "path": "dataset_name",
-                "argument 2": "dataset_config",
-                "name": "dataset_config",
-                "split": "dataset_train_split",
-            }
-            keys |= {renamed.get(each, f"dataset_{each}"): value for each, value in values.items()}
+            loaded = of_call(given, "path", {})
+            if loaded.get("path") in ("json", "csv", "parquet") and "data_files" in loaded:
+                loaded["path"] = loaded.pop("data_files")
+            keys |= {_OF_DATASET.get(each, f"dataset_{each}"): value for each, value in loaded.items()}
+            if part is not None:
+                keys["dataset_train_split"] = _value(part, names, file)
         elif key == "train_dataset":
             keys["dataset_name"] = _value(node, names, file)
         elif key == "peft_config" and isinstance(given, ast.Call) and made == "LoraConfig":
-            keys |= {"use_peft": True, **_LORA_DEFAULTS}
-            values = {each: _value(value, names, file) for each, value in _arguments(given, "task_type")}
-            named = ((_OF_LORA.get(each, each), value) for each, value in values.items())
-            keys |= {each: value for each, value in named if each and (each, value) not in _LORA_NEUTRAL.items()}
+            values = of_call(given, "task_type", _OF_LORA)
+            kept = {
+                each: value for each, value in values.items() if each and (each, value) not in _LORA_NEUTRAL.items()
+            }
+            keys |= {"use_peft": True, **_LORA_DEFAULTS, **kept}
         elif key == "peft_config":
             keys["use_peft"] = _value(node, names, file)
         elif key != "args":

@@ -16,6 +16,7 @@ from areal.convert.finishing import (
     engine_flags,
     keep_rewards,
     lay_out,
+    pick_columns,
     save_and_resume,
     serve,
     train_on,
@@ -252,6 +253,7 @@ def _online(draft: Draft, earlier: Mapping[str, str]) -> int:
     updates = max(1, generated // update)
     if generated % group or generated % update:
         note = f"{generated} completions of a generation are not whole groups of {group} and updates of {update}"
+        note += ", with num_processes=1" if values["num_processes"] == 1 else ""
         draft.mark("per_device_train_batch_size", Fate.REFUSED, note)
     prompts = max(1, generated // group)
     draft.set("train_dataset.batch_size", prompts)
@@ -267,6 +269,7 @@ def _online(draft: Draft, earlier: Mapping[str, str]) -> int:
         draft.mark("max_prompt_length", Fate.LOSSY, "longer prompts are left out, not cut", "train_dataset.max_length")
     if values.get("epsilon_high") is not None:
         draft.set("actor.eps_clip_higher", values["epsilon_high"])
+    pick_columns(draft, {"prompt": values.get("dataset_prompt_column")}, "dataset_prompt_column")
     draft.set("actor.kl_ctl", 0.0)
     draft.set("eval_gconfig.n_samples", int(values.get("num_generations_eval") or group))
     if values["beta"]:
@@ -393,9 +396,8 @@ def _rewards(draft: Draft) -> None:
         elif module and function.isidentifier():
             functions[function] = _CALLED.format(module=module, function=function)
         else:
-            draft.mark(
-                "reward_funcs", Fate.REFUSED, f"{name} is not here: actor.overlong_reward_penalty, or a function"
-            )
+            instead = "actor.overlong_reward_penalty" if "overlong" in name else "add reward_funcs=module.function"
+            draft.mark("reward_funcs", Fate.REFUSED, f"{name} is no function that is known here: {instead}")
     if not names:
         note = "the script sets the reward in code; add reward_funcs=module.function"
         draft.mark("reward_funcs", Fate.REFUSED, note)

@@ -53,12 +53,14 @@ ignore_data_skip
 """
 _OF_SPEED = """
 tf32 bf16_full_eval fp16_full_eval torch_compile torch_compile_backend torch_compile_mode use_liger_kernel
-liger_kernel_config use_cache activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing_kwargs
+liger_kernel_config activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing_kwargs
 activation_offloading torch_empty_cache_steps dataloader_num_workers dataloader_pin_memory
 dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order
 ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout
 accelerator_config parallelism_config full_determinism local_rank save_on_each_node save_safetensors
 enable_jit_checkpoint use_ipex restore_callback_states_from_checkpoint mixed_precision ds3_gather_for_generation
+device_map use_cache cache_dir token low_cpu_mem_usage dataset_token dataset_cache_dir sanity_check
+gradient_checkpointing_use_reentrant force_use_ref_model is_encoder_decoder
 cache_implementation use_transformers_paged use_transformers_continuous_batching
 transformers_continuous_batching_config precompute_ref_log_probs precompute_ref_batch_size use_logits_to_keep
 use_num_logits_to_keep use_liger use_liger_loss dataset_batch_size base_model_attribute_name
@@ -78,6 +80,7 @@ _COMMON: Mapping[str, Rule] = {
     "trust_remote_code": NO_CODE,
     "model_init_kwargs": _OWN_MODEL,
     "gradient_checkpointing": to("actor.gradient_checkpointing"),
+    "quantization_config": lossy("the frozen weights are bfloat16"),
     "disable_dropout": ignored("a policy has no dropout"),
     "cast_lm_head_to_fp32": ignored("log-probabilities are float32 always"),
     "router_aux_loss_coef": lossy("the balance of experts has no loss", 0, 0.0),
@@ -173,6 +176,8 @@ _COMMON: Mapping[str, Rule] = {
 _ONLINE: Mapping[str, Rule] = {
     **_COMMON,
     "reward_funcs": joint("reward_fn", neutral=(None, [])),
+    "system_prompt": refused("write it into the rows, as the first of the messages, with the role system"),
+    "dataset_prompt_column": joint("rows.py"),
     "reward_weights": joint("reward_weights", neutral=(None,)),
     "reward_model_name_or_path": refused("a reward model does not score here; write a reward function"),
     "num_generations": to("gconfig.n_samples", whole(1)),

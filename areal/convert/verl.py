@@ -94,6 +94,12 @@ def _objective(draft: Draft) -> None:
         older = "" if known else "; verl before 0.4 uses this one: set them"
         note = f"clip_ratio_low and clip_ratio_high hold, {_CLIP} where they are not given{older}"
         draft.mark(clip, Fate.IGNORED if known else Fate.LOSSY, note)
+    if values.get(f"{ACTOR}.policy_loss.loss_mode") == "cispo":
+        draft.set("actor.use_cispo_loss", True)
+        draft.set("actor.eps_clip", min(1.0, draft.config["actor"]["eps_clip"]))  # a ratio is never below 0
+        draft.config["actor"].pop("c_clip")
+        if draft.is_given(f"{ACTOR}.clip_ratio_c"):
+            draft.mark(f"{ACTOR}.clip_ratio_c", Fate.IGNORED, "loss_mode cispo has no dual clip")
     if draft.config["actor"].get("importance_sampling_level") == "sequence":
         draft.set("actor.loss_agg_mode", "seq-mean-token-mean")
         draft.config["actor"].pop("c_clip")

@@ -59,6 +59,8 @@ RULES: Mapping[str, Rule] = {
         "data.image_key data.video_key data.audio_key data.image_patch_size data.mm_processor_kwargs "
         "data.return_multi_modal_inputs",
     ),
+    "data.continuous_token.enable": refused("tokens of an answer are rendered once", False),
+    "data.continuous_token.*": ignored("it is of `enable`"),
     **alike(REPORT, "data.return_raw_input_ids data.return_full_prompt"),
     "data.apply_chat_template_kwargs.*": joint("train_dataset.chat_template_kwargs"),
     "data.custom_cls.*": refused("write the rows to a file"),
@@ -75,7 +77,7 @@ RULES: Mapping[str, Rule] = {
     f"{MODEL}.use_fused_kernels": SPEED,
     f"{MODEL}.use_liger": SPEED,
     f"{MODEL}.use_shm": SPEED,
-    f"{MODEL}.enable_activation_offload": SPEED,
+    **alike(SPEED, "enable_activation_offload enable_activation_offloading", MODEL),
     f"{MODEL}.trust_remote_code": NO_CODE,
     **alike(refused("change the model's config.json", {}), "override_config override_config.model_config", MODEL),
     f"{MODEL}.override_config.moe_config.freeze_moe_router": refused("the router is trained", False),
@@ -95,7 +97,9 @@ RULES: Mapping[str, Rule] = {
     f"{MODEL}.exclude_modules": refused("name the modules that have adapters"),
     f"{MODEL}.torch_dtype": ignored("master weights are float32"),
     # the policy
-    f"{ACTOR}.strategy": joint("actor.backend", choice(fsdp="fsdp", fsdp2="fsdp", dp="fsdp", megatron="megatron")),
+    f"{ACTOR}.strategy": joint(
+        "actor.backend", choice(**dict.fromkeys(("fsdp", "fsdp2", "dp", "veomni"), "fsdp"), megatron="megatron")
+    ),
     f"{ACTOR}.ppo_mini_batch_size": joint("actor.ppo_n_minibatches", whole(1)),
     f"{ACTOR}.ppo_epochs": to("actor.ppo_epochs", whole(1)),
     **alike(
@@ -103,7 +107,7 @@ RULES: Mapping[str, Rule] = {
         "ppo_micro_batch_size ppo_micro_batch_size_per_gpu sum_pi_squared_checkpointing use_prefix_grouper "
         "use_fused_kernels use_torch_compile entropy_checkpointing entropy_from_logits_with_chunking "
         "entropy_from_logits_chunk_size pad_to_length "
-        "fsdp_config.* megatron.override_transformer_config.* megatron.virtual_pipeline_model_parallel_size "
+        "fsdp_config.* veomni.* megatron.override_transformer_config.* megatron.virtual_pipeline_model_parallel_size "
         "megatron.*",
         ACTOR,
     ),
@@ -133,7 +137,12 @@ RULES: Mapping[str, Rule] = {
             }
         ),
     ),
-    f"{ACTOR}.policy_loss.loss_mode": to("actor.importance_sampling_level", choice(vanilla="token", gspo="sequence")),
+    f"{ACTOR}.use_token_level_loss": to(
+        "actor.loss_agg_mode", choice(**{"True": "token-mean", "False": "seq-mean-token-mean"})
+    ),
+    f"{ACTOR}.policy_loss.loss_mode": to(
+        "actor.importance_sampling_level", choice(vanilla="token", gspo="sequence", cispo="token")
+    ),
     f"{ACTOR}.loss_scale_factor": to("actor.loss_scale_factor", whole(1), neutral=(None,)),
     **alike(ignored("it is of another loss_mode"), "policy_loss.* tau_pos tau_neg", ACTOR),
     f"{ACTOR}.rollout_n": ignored("it is rollout.n"),
@@ -142,9 +151,17 @@ RULES: Mapping[str, Rule] = {
     f"{ACTOR}.use_remove_padding": PACKED,
     f"{ACTOR}.shuffle": lossy("a step's rows are divided by their length", False),
     f"{ACTOR}.data_loader_seed": ignored("it is of `shuffle`"),
-    f"{ACTOR}.router_replay.mode": refused("experts are routed anew in training", "disabled"),
+    **alike(
+        refused("experts are routed anew in training", "disabled"),
+        "router_replay.mode veomni.router_replay.mode",
+        ACTOR,
+    ),
     f"{ACTOR}.router_replay.*": ignored("it is of router_replay.mode"),
-    f"{ACTOR}.ulysses_sequence_parallel_size": lossy("rows are not split over GPUs; set actor.mb_spec", 1),
+    **alike(
+        lossy("rows are not split over GPUs; set actor.mb_spec", 1),
+        "ulysses_sequence_parallel_size veomni.ulysses_parallel_size",
+        ACTOR,
+    ),
     f"{ACTOR}.fsdp_config.model_dtype": ignored("master weights are float32"),
     **alike(
         to("actor.dtype", choice(fp32="float32", float32="float32", bfloat16="bfloat16", bf16="bfloat16")),
@@ -158,8 +175,8 @@ RULES: Mapping[str, Rule] = {
     "actor_rollout_ref.ref.model.path": to("ref.path"),
     **alike(
         SPEED,
-        "fsdp_config.* megatron.* profiler.* router_replay.* strategy log_prob_micro_batch_size micro_batch_size "
-        "log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu param_offload "
+        "fsdp_config.* veomni.* megatron.* profiler.* router_replay.* strategy log_prob_micro_batch_size "
+        "micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu "
         "ulysses_sequence_parallel_size use_torch_compile rollout_n load_weight entropy_checkpointing "
         "entropy_from_logits_with_chunking entropy_from_logits_chunk_size pad_to_length",
         "actor_rollout_ref.ref",
@@ -209,8 +226,10 @@ RULES: Mapping[str, Rule] = {
     f"{ROLLOUT}.n_gpus_per_node": ignored("it is of rollout.nnodes"),
     **alike(
         refused("answers are sampled always", False),
-        f"{ROLLOUT}.skip_rollout skip.rollout.enable skip.rollout_tq.enable skip.async_rollout.enable",
+        f"{ROLLOUT}.skip_rollout {ROLLOUT}.skip.enable skip.rollout.enable skip.rollout_tq.enable "
+        "skip.async_rollout.enable",
     ),
+    f"{ROLLOUT}.skip.*": ignored("it is of `enable`"),
     "skip.*": ignored("it is of `enable`"),
     "distillation.enabled": refused("there is no distillation", False),
     # the algorithm
@@ -239,6 +258,7 @@ RULES: Mapping[str, Rule] = {
     "algorithm.rollout_correction.rollout_rs": _CORRECTION,
     "algorithm.rollout_correction.rollout_token_veto_threshold": _CORRECTION,
     "algorithm.rollout_correction.*": _CORRECTION,
+    "algorithm.rollout_is": lossy("set actor.rejection_sampling", False),
     "algorithm.use_pf_ppo": refused("there is no PF-PPO", False),
     "algorithm.pf_ppo.*": refused("there is no PF-PPO"),
     # the critic
@@ -306,8 +326,11 @@ RULES: Mapping[str, Rule] = {
     "trainer.log_val_generations": REPORT,
     "trainer.rollout_data_dir": REPORT,
     "trainer.validation_data_dir": REPORT,
-    "trainer.max_actor_ckpt_to_keep": ignored("the newest checkpoints are kept"),
-    "trainer.max_critic_ckpt_to_keep": ignored("the newest checkpoints are kept"),
+    **alike(
+        ignored("the newest checkpoints are kept"),
+        "max_actor_ckpt_to_keep max_critic_ckpt_to_keep remove_previous_ckpt_in_save",
+        "trainer",
+    ),
     **alike(
         SPEED,
         "trainer.balance_batch trainer.use_legacy_worker_impl trainer.use_v1 reward.num_workers "
@@ -317,8 +340,8 @@ RULES: Mapping[str, Rule] = {
     **alike(
         REPORT,
         "global_profiler.* trainer.npu_profile.* trainer.controller_nsight_options.* trainer.worker_nsight_options.* "
-        "trainer.val_generations_to_log_to_wandb actor_rollout_ref.profiler.* actor_rollout_ref.ref.profile.* "
-        "actor_rollout_ref.actor.profile.*",
+        "trainer.profile_steps trainer.val_generations_to_log_to_wandb actor_rollout_ref.profiler.* "
+        "actor_rollout_ref.ref.profile.* actor_rollout_ref.actor.profile.*",
     ),
 }
 
@@ -378,6 +401,7 @@ SWITCHES = {
     "distillation.": "distillation.enabled",
     "algorithm.pf_ppo.": "algorithm.use_pf_ppo",
     "algorithm.rollout_correction.": "algorithm.rollout_correction.rollout_is",
+    "algorithm.rollout_is_": "algorithm.rollout_is",
 }
 _MOVED = """custom_reward_function.path custom_reward_function.name reward_manager.name reward_manager.source
 reward_manager.module.path reward_manager.module.name"""
@@ -389,6 +413,10 @@ ALIASES = {
     "reward.reward_model.enable": "reward_model.enable",
     "reward.sandbox_fusion.url": "reward_model.sandbox_fusion.url",
     **{f"reward.{name}": name for name in _MOVED.split()},
+    **{
+        f"custom_reward_function.overlong_buffer.{name}": f"reward_model.overlong_buffer.{name}"
+        for name in ("enable", "len", "penalty_factor", "log")
+    },
     **{
         f"reward.reward_kwargs.{name}": f"reward_model.reward_kwargs.{name}"
         for name in (*_KWARGS.split(), "max_resp_len")

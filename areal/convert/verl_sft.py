@@ -75,6 +75,15 @@ def optimizer_rules(prefix: str, target: str = "actor.optimizer") -> Mapping[str
         f"{prefix}.min_lr": joint(f"{target}.min_lr_ratio", number, neutral=(None,)),
         f"{prefix}.zero_indexed_step": lossy("the schedule counts steps from 0", True),
         f"{prefix}.num_cycles": refused("a cosine has half a cycle", 0.5),
+        **alike(lossy("its states are float32", "fp32"), "exp_avg_dtype exp_avg_sq_dtype main_grads_dtype", prefix),
+        **alike(SPEED, "use_precision_aware_optimizer use_layer_wise_distributed_optimizer", prefix),
+        **alike(
+            ignored("it is of optimizer muon"),
+            "muon_coefficient_type muon_extra_scale_factor muon_fp32_matmul_prec muon_match_adamw_update_rms "
+            "muon_momentum muon_nesterov muon_num_ns_steps muon_scalar_optimizer muon_scale_mode muon_split_qkv "
+            "muon_tp_mode",
+            prefix,
+        ),
         f"{prefix}.total_training_steps": ignored("the schedule is over all steps of the run"),
         f"{prefix}.lr_decay_steps": lossy("the schedule is over all steps of the run"),
         **alike(ignored("it is of lr_decay_style WSD"), "lr_wsd_decay_style lr_wsd_decay_steps", prefix),
@@ -102,7 +111,7 @@ COMMON: Mapping[str, Rule] = {
     "trainer.experiment_name": to("trial_name"),
     "trainer.logger": joint("stats_logger.wandb.mode"),
     "trainer.resume_mode": to("recover.mode", choice(auto="auto", disable="disabled")),
-    "trainer.resume_from_path": lossy("a job resumes from its own checkpoint"),
+    **alike(lossy("a job resumes from its own checkpoint", False), "trainer.resume_from_path trainer.resume_path"),
     **alike(FOLDER, "trainer.default_local_dir trainer.default_hdfs_dir"),
     "trainer.device": refused("CUDA and CPUs only", "cuda", "cpu"),
     **alike(ignored("Hydra composes the file"), "defaults hydra.*"),
@@ -276,5 +285,7 @@ def _layout(draft: Draft) -> None:
         train_on(draft, gpus)
 
 
-FSDP_SFT = Framework("verl's fsdp_sft_trainer", RULES, DEFAULTS, _finish)
+FSDP_SFT = Framework(
+    "verl's fsdp_sft_trainer", RULES, DEFAULTS, _finish, {"optim.warmup_steps_ratio": "optim.lr_warmup_steps_ratio"}
+)
 SFT = Framework("verl's sft_trainer", RULES, _OF_ENGINES, _finish)

@@ -129,7 +129,8 @@ def module_of(module: str, places: Sequence[str]) -> tuple[Path, list[str], list
     file = Path()
     for count in range(1, len(parts) + 1):
         here = ".".join(parts[:count])
-        spec = _find(here, folders) or (_installed(here) if count == 1 else None)
+        spec = None if here == _OWN else _find(here, folders)  # a folder `areal` is no part of this package
+        spec = spec or (_installed(here) if count == 1 else None)
         if spec is None:
             return here
         file = Path(spec.origin or "")
@@ -137,6 +138,9 @@ def module_of(module: str, places: Sequence[str]) -> tuple[Path, list[str], list
             return file, parts[count:], []
         folders = list(spec.submodule_search_locations)
     return file, [], folders
+
+
+_OWN = __name__.partition(".")[0]
 
 
 def _find(name: str, folders: Sequence[str]) -> ModuleSpec | None:

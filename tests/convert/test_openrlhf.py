@@ -68,6 +68,12 @@ def test_openrlhf_ppo_converts_to_equal_ppo(tmp_path: Path) -> None:
             {"algo.advantage.estimator": "reinforce", "algo.advantage.gamma": 0.9},
             {"actor.discount": 0.9, "actor.reward_clip": 10.0},
         ),
+        # flags of one or two versions
+        ({"use_kl_estimator_k3": True}, {"actor.kl_estimator": "k3"}),
+        (
+            {"use_icepop": True, "algo.advantage.is_correction_enable": True},
+            {"actor.rejection_sampling.action": "mask", "actor.rejection_sampling.level": "token"},
+        ),
         # the ratio is to the log-probabilities of the trainer, or of the engine where gspo is corrected
         ({}, {"actor.recompute_logprob": True, "actor.use_decoupled_loss": False}),
         (
@@ -174,6 +180,10 @@ def test_openrlhf_reward_function_is_called_with_its_signature(tmp_path: Path) -
         ("data.prompt_dataset", "org/a@main", Fate.REFUSED),
         ("data.input_key", "context_messages", Fate.MAPPED),
         ("actor.adam.lrr", 1e-6, Fate.REFUSED),
+        ("logger.wandb.key", "$WANDB_API_KEY", Fate.IGNORED),
+        ("pretrain_data", "org/web", Fate.REFUSED),
+        ("perf", True, Fate.IGNORED),
+        ("eval.steps", 10, Fate.IGNORED),  # there is no eval.dataset
     ],
 )
 def test_openrlhf_key_is_listed_with_its_fate(key: str, value: Any, fate: Fate) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.convert.reading import Unread, assignments, flags, read_yaml, script_command, without_references
+from areal.convert.reading import Command, Unread, assignments, flags, read_yaml, script_commands, without_references
 
 PROGRAMS = re.compile(r"pkg\.trainer\.(main)(?!\S)")
 SCRIPT = r"""
@@ -41,8 +41,12 @@ python3 -m pkg.trainer.main \
 """
 
 
+def last(script: str, **environment: str) -> Command:
+    return script_commands(script, PROGRAMS, {"HOME": "/h", **environment}, "run.sh")[-1]
+
+
 def keys(script: str, **environment: str) -> dict[str, object]:
-    return assignments(script_command(script, PROGRAMS, {"HOME": "/h", **environment}, "run.sh").words, "run.sh")
+    return assignments(last(script, **environment).words, "run.sh")
 
 
 def test_script_variables_arrays_and_arithmetic_are_expanded() -> None:
@@ -89,7 +93,6 @@ def test_environment_overrides_script_default() -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("echo hello", "no command in it runs a trainer"),
         ("python -m pkg.trainer.main a.b", "'a.b' is not key=value"),
         ("python -m pkg.trainer.main a='b", "the command cannot be read"),
     ],
@@ -238,7 +241,7 @@ RUN="torchrun --nproc-per-node=${N:-4} ${ENTRY}"
 $RUN \\
     a.path="${ROOT}/x" ${MORE}
 """
-    command = script_command(script, PROGRAMS, {"HOME": "/h"}, "run.sh")
+    command = last(script)
     assert command.launcher == ["torchrun", "--nproc-per-node=4", "-m"]
     assert assignments(command.words, "run.sh") == {"a.path": "/h/data/x", "b.x": 1, "b.list": [0.9, 0.95]}
 
@@ -264,7 +267,7 @@ def test_flags_are_parsed_like_argparse() -> None:
 
 
 def test_empty_word_is_the_value_of_its_flag() -> None:
-    command = script_command('python -m pkg.trainer.main --a "" --b 1 "" $@', PROGRAMS, {}, "run.sh")
+    command = last('python -m pkg.trainer.main --a "" --b 1 "" $@')
     assert flags(command.words, "run.sh") == {"a": None, "b": 1}
 
 
@@ -306,6 +309,21 @@ def test_variables_are_those_of_branch_that_runs(script: str, expected: dict[str
     assert keys(script + "python -m pkg.trainer.main a=$A", MODE="fast") == expected
 
 
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("{} a=1\nexit 0\n{} a=2\n", 1),
+        ("{} a=1\nif [ -z $NOWHERE ]; then\n  exit\nfi\n{} a=2\n", 1),
+        ("usage() {{\n  exit 0\n}}\n{} a=1\n", 1),
+        ("function usage {{\n  exit\n}}\n{} a=1\n", 1),
+        ("if hostname; then\n  {} a=1\n  exit\nfi\n{} a=2\n", 2),
+        ("if [ -z $MODEL ]; then\n  exit 1\nfi\n{} a=2\n", 2),  # the variable may be exported
+    ],
+)
+def test_commands_behind_exit_do_not_run(script: str, expected: int) -> None:
+    assert keys(script.format(*["python -m pkg.trainer.main"] * 2)) == {"a": expected}
+
+
 def test_array_that_branches_extend_differently_has_unknown_values() -> None:
     branches = "case $KIND in\n  one) E+=(b=1 c=2) ;;\n  two) E+=(b=1 c=3 d=4) ;;\nesac\n"
     command = 'python -m pkg.trainer.main "${E[@]}"'
@@ -317,6 +335,7 @@ def test_array_that_branches_extend_differently_has_unknown_values() -> None:
 
 
 def test_command_behind_output_of_another_is_read() -> None:
+    assert keys('SCRIPT=pkg.trainer.main\nlaunch --n="${N:-2}" "${SCRIPT}" a=1') == {"a": 1}
     assert keys('DEVICES=$(IFS=,; echo "${GPUS[*]}") python3 -m pkg.trainer.main a=1') == {"a": 1}
     assert keys('LINE="python3 -m pkg.trainer.main a=1 $@"\neval ${LINE}') == {"a": 1}
 
@@ -326,8 +345,9 @@ def test_output_of_a_command_is_kept_as_its_text() -> None:
     found = keys(script, PWD="/w", MORE="e=1")
     assert (found["a"], found["b"]) == ("$(nvidia-smi -L | wc -l)", "$(...)")
     assert (found["c"], found["d"], found["e"]) == ("/w/x", "/w", 1)
-    launched = script_command("N=$(a | b)\nrun --n ${N} pkg.trainer.main x=1", PROGRAMS, {}, "run.sh").launcher
-    assert launched == ["run", "--n", "$(a | b)"]
+    assert last("N=$(a | b)\nrun --n ${N} pkg.trainer.main x=1").launcher == ["run", "--n", "$(a | b)"]
+    several = "N=$(python3 - <<'EOF'\nprint(len(')'))\nEOF\n)\n[ -n $N ] && A=1 || A=2\n"
+    assert keys(f"{several}python -m pkg.trainer.main a=$A") == {"a": "${N}"}
 
 
 def test_line_of_many_spaces_is_read_in_linear_time() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.convert.reading import Unread
-from areal.convert.rules import Draft, Fate, Framework, convert
+from areal.convert.rules import Draft, Fate, Framework, NotLiteral, convert
 from areal.convert.sources import SOURCES, read_keys
 from tests.cli.conftest import Areal
 from tests.convert.test_verl import fates, loaded
@@ -275,6 +276,14 @@ def test_files_of_a_command_are_read_beside_it(areal: Areal, tmp_path: Path) -> 
     assert (config["train_dataset"]["batch_size"], config["actor"]["backend"]) == (32, "fsdp:d4")
     assert config["actor"]["optimizer"]["lr"] == 3e-4
     assert "num_processes is known" in ran.out
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "run.sh").write_text(command.replace("sft.yaml", "../sft.yaml"))
+    assert "org/model" in areal("convert", str(tmp_path / "scripts" / "run.sh"), "--from", "trl").out
+    (tmp_path / "run.sh").write_text(command.replace("sft.yaml", "gone.yaml"))
+    absent = areal("convert", str(tmp_path / "run.sh"), "--from", "trl")
+    assert absent.code == 4 and "there is no file gone.yaml" in absent.err and "add config=FILE" in absent.err
+    given = areal("convert", str(tmp_path / "run.sh"), "--from", "trl", f"config={tmp_path / 'sft.yaml'}")
+    assert "org/model" in given.out
     refused = areal("convert", str(tmp_path / "sft.yaml"), "--from", "trl")
     assert refused.code != 0 and "--trainer grpo, rloo, sft, dpo, reward" in refused.err
 
@@ -370,6 +379,86 @@ def test_script_function_as_reward_is_refused_with_override(first: str) -> None:
     (found,) = (each for each in convert(SOURCES["trl"].trainers[trainer], keys).entries if each.key == "reward_funcs")
     assert found.fate is Fate.REFUSED and found.note.startswith("train.py:3: a function of the script")
     assert keys["model_name_or_path"] == "org/m"
+
+
+ARGUMENTS = """
+@dataclass
+class Ours:
+    beta: float = 0.04
+    epsilon: float = field(default=0.1, metadata={"help": "bound"})
+    max_steps: int = 10
+    delta: float
+
+def parsed():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="org/model")
+    parser.add_argument("--lr", "--learning-rate", dest="rate", default=2e-6)
+    parser.add_argument("--num-generations", type=int, default=4)
+    parser.add_argument("--short", action="store_true")
+    parser.add_argument("--temperature", type=float, required=True)
+    return parser.parse_args()
+
+def main(args):
+    model = AutoModelForCausalLM.from_pretrained(args.model, torch_dtype=torch.bfloat16, device_map="auto")
+    rows = load_dataset("json", data_files="rows.jsonl")
+    config = GRPOConfig(
+        beta=ours.beta, epsilon=ours.epsilon, delta=ours.delta, max_steps=ours.max_steps, learning_rate=args.rate,
+        num_generations=args.num_generations, max_completion_length=64 if args.short else 128,
+        temperature=args.temperature, top_p=other.top_p,
+    )
+    GRPOTrainer(model=model, args=config, train_dataset=rows["test"], reward_funcs=accuracy_reward)
+
+args = parsed()
+(ours,) = HfArgumentParser(Ours).parse_args_into_dataclasses()
+ours.max_steps = 20
+main(args)
+"""
+MEANT = {
+    "beta": 0.04, "epsilon": 0.1, "learning_rate": 2e-6, "num_generations": 4, "max_completion_length": 128,
+    "model_name_or_path": "org/model", "dtype": "bfloat16", "dataset_name": "rows.jsonl", "dataset_train_split": "test",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("notebook", [False, True])
+def test_arguments_of_a_script_have_their_defaults(notebook: bool) -> None:
+    text, name = ARGUMENTS, "train.py"
+    if notebook:
+        cells = [{"cell_type": "markdown", "source": "# GRPO"}, {"cell_type": "code", "source": ["!pip install trl\n"]}]
+        cells.append({"cell_type": "code", "source": ARGUMENTS.splitlines(keepends=True)})
+        text, name = json.dumps({"cells": cells}), "train.ipynb"
+    trainer, keys = read_keys("trl", None, text, {}, name)
+    assert trainer == "grpo" and {key: keys[key] for key in MEANT} == MEANT
+    unknown = ("delta", "max_steps", "temperature", "top_p")  # no default, assigned later, required, of another object
+    assert all(isinstance(keys[key], NotLiteral) for key in unknown)
+    assert fates(convert(TRL["grpo"], keys), Fate.IGNORED)["device_map"]
+
+
+def test_notebook_without_cells_is_an_error() -> None:
+    for text in ("{", "[]", '{"cells": [{}]}'):
+        with pytest.raises(Unread, match=r"train\.ipynb: not a notebook"):
+            read_keys("trl", None, text, {}, "train.ipynb")
+
+
+TWO = "accelerate launch sft.py --seed 1\naccelerate launch src/mine.py --beta 0.1 --model_name m\n"
+
+
+def test_trainer_selects_the_command_of_a_script() -> None:
+    assert read_keys("trl", None, TWO, {}, "run.sh") == ("sft", {"seed": 1})
+    both = TWO + "python grpo.py --seed 2\n"
+    assert read_keys("trl", None, both, {}, "run.sh") == ("grpo", {"seed": 2})
+    assert read_keys("trl", "sft", both, {}, "run.sh") == ("sft", {"seed": 1})
+
+
+def test_script_of_its_own_is_named_and_read_with_a_trainer() -> None:
+    own = TWO.splitlines()[1]
+    with pytest.raises(Unread) as caught:
+        read_keys("trl", None, own, {}, "run.sh")
+    assert caught.value.hint == "it runs src/mine.py: convert that file, or add --trainer NAME"
+    # a flag may be abbreviated
+    assert read_keys("trl", "grpo", own, {}, "run.sh") == ("grpo", {"beta": 0.1, "model_name_or_path": "m"})
+    with pytest.raises(Unread) as caught:
+        read_keys("verl", None, "export N=2\nbash examples/run.sh\n", {}, "run.sh")
+    assert caught.value.hint == "it runs examples/run.sh: convert that file"
 
 
 def test_model_wrapped_in_adapters_by_script_is_refused_with_line() -> None:

@@ -74,6 +74,9 @@ def test_verl_defaults_apply_when_unset(tmp_path: Path) -> None:
     assert config.ref is None and config.actor.kl_loss_coef == config.actor.kl_ctl == 0
 
 
+OVERLONG = {"enable": True, "len": 64, "penalty_factor": 0.5}
+
+
 @pytest.mark.parametrize(
     ("given", "lost"),
     [
@@ -137,6 +140,18 @@ def test_dr_grpo_rloo_and_gspo_follow_their_keys() -> None:
         (
             {f"{ACTOR}.policy_loss.loss_mode": "gspo", f"{ACTOR}.clip_ratio_c": 10.0},
             {"actor.loss_agg_mode": "seq-mean-token-mean", "actor.c_clip": None},
+        ),
+        # its weight has no lower bound, and a ratio is never below 0
+        (
+            {f"{ACTOR}.policy_loss.loss_mode": "cispo", f"{ACTOR}.clip_ratio_low": 10, f"{ACTOR}.clip_ratio_high": 4},
+            {"actor.use_cispo_loss": True, "actor.eps_clip": 1.0, "actor.eps_clip_higher": 4, "actor.c_clip": None},
+        ),
+        # names of the branch of DAPO
+        ({f"{ACTOR}.use_token_level_loss": True}, {"actor.loss_agg_mode": "token-mean"}),
+        ({f"{ACTOR}.use_token_level_loss": False}, {"actor.loss_agg_mode": "seq-mean-token-mean"}),
+        (
+            {f"custom_reward_function.overlong_buffer.{name}": value for name, value in OVERLONG.items()},
+            {"actor.overlong_reward_penalty": True, "actor.overlong_tokens": 64, "actor.overlong_penalty_factor": 0.5},
         ),
         # the ratio is to the log-probabilities of the trainer, and rewards are not clipped
         ({}, {"actor.recompute_logprob": True, "actor.reward_clip": 1e9, "actor.dtype": "bfloat16"}),
@@ -254,6 +269,15 @@ def test_gpus_are_divided_between_engine_and_trainer() -> None:
     [
         ("algorithm.adv_estimator", "remax", Fate.REFUSED),
         ("actor_rollout_ref.actor.policy_loss.loss_mode", "clip_cov", Fate.REFUSED),
+        ("actor_rollout_ref.actor.veomni.router_replay.mode", "R2", Fate.REFUSED),
+        ("actor_rollout_ref.actor.veomni.ulysses_parallel_size", 2, Fate.LOSSY),
+        ("actor_rollout_ref.actor.optim.muon_nesterov", False, Fate.IGNORED),
+        ("actor_rollout_ref.rollout.skip.action", "cache", Fate.IGNORED),
+        ("algorithm.rollout_is_level", "token", Fate.IGNORED),
+        ("algorithm.rollout_is", True, Fate.LOSSY),
+        ("trainer.remove_previous_ckpt_in_save", True, Fate.IGNORED),
+        ("trainer.resume_from_path", False, Fate.IGNORED),
+        ("trainer.test_freq", 10, Fate.IGNORED),  # there is no val_files
         ("actor_rollout_ref.actor.ppo_mini_batch_size", 48, Fate.REFUSED),
         ("data.train_files", [], Fate.REFUSED),
         ("data.train_files", ["a.parquet", "b.parquet"], Fate.MAPPED),
@@ -312,7 +336,8 @@ def test_coefficients_of_kl_that_is_off_are_not_mapped() -> None:
     assert (found.config["actor"]["kl_ctl"], found.config["actor"]["kl_loss_coef"]) == (0.0, 0.0)
 
 
-def test_misspelt_key_gets_a_suggestion() -> None:
+def test_misspelt_key_gets_a_suggestion_of_a_key_beside_it() -> None:
+    assert "did you mean" not in fates(converted(**{"algorithm.reinforce_ada_choice": 1}), Fate.REFUSED).popitem()[1]
     note = fates(converted(**{"actor_rollout_ref.actor.clip_ration": 0.2}), Fate.REFUSED)
     assert "clip_ratio" in note["actor_rollout_ref.actor.clip_ration"]
 
