@@ -133,11 +133,7 @@ def _config_of(job: Resource) -> JobConfig:
 
 
 def _document(
-    job: Resource,
-    resources: Sequence[Resource],
-    device: Device | None,
-    prompt_tokens: int,
-    answer_tokens: int | None,
+    job: Resource, resources: Sequence[Resource], device: Device | None, prompt_tokens: int, answer_tokens: int | None
 ) -> Row:
     from areal.estimate.memory import CPU_RESERVE, RESERVE, peak, sequences, serving_use, training_use
     from areal.estimate.runs import DEVICES, batch_of, gib, roles, run_of, step_time

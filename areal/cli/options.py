@@ -460,8 +460,7 @@ def duration(name: str, default: str, help: str) -> Decorator[Any]:
 
 def watch_options(help: str = "Refresh until Ctrl-C.") -> Decorator[Any]:
     return stack(
-        click.option("-w", "--watch", is_flag=True, help=help),
-        duration("--interval", "2s", "Between refreshes."),
+        click.option("-w", "--watch", is_flag=True, help=help), duration("--interval", "2s", "Between refreshes.")
     )
 
 

@@ -18,7 +18,6 @@ from areal.reconcilers.plan import Verb
 from areal.reconcilers.planning import Action, Planning
 from areal.resources.addresses import base_url
 from areal.resources.agent_spec import AgentServiceSpec
-from areal.resources.fields import RolloutStrategy
 from areal.resources.specs import InferenceServiceSpec
 from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import RunState
@@ -79,22 +78,16 @@ class PairWork(ReplicaWork):
 
     spec: AgentServiceSpec
 
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self.name, self.suspended = self.target.object.name, spec.suspend
+        self.count = 0 if spec.suspend else spec.pairs
+        self.strategy, self.drain_s = spec.strategy, spec.drain_timeout_seconds
+
     @property
     def service(self) -> ServiceView:
         view: ServiceView = self.planning.views[self.ref]
         return view
-
-    @property
-    def declared(self) -> int:
-        return self.spec.pairs
-
-    @property
-    def strategy(self) -> RolloutStrategy:
-        return self.spec.strategy
-
-    @property
-    def drain_s(self) -> float:
-        return self.spec.drain_timeout_seconds
 
     @property
     def readiness(self) -> Readiness:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds.replica_plan import close_replicas, end_replicas, open_replicas, settle
@@ -12,7 +13,6 @@ from areal.reconcilers.kinds.service_plan import ServiceView
 from areal.reconcilers.plan import AwaitReady, Verb
 from areal.reconcilers.planning import ENV_INPUT, KindPlan, Planning
 from areal.resources.backend import inference_part
-from areal.resources.fields import Strategy
 from areal.resources.kinds import service_ref
 from areal.resources.specs import InferenceServiceSpec, ModelSpec
 from areal.wire.routing import Readiness
@@ -56,7 +56,17 @@ class ModelWork(ReplicaWork):
 
     spec: ModelSpec
 
-    @property
+    def __post_init__(self) -> None:
+        spec, service = self.spec, self.service.spec
+        assert isinstance(service, InferenceServiceSpec)
+        self.name = spec.served_model_name or self.target.object.name
+        self.suspended = spec.suspend or service.suspend
+        self.count = 0 if self.suspended else replica_count(spec)
+        self.starts_engine, self.need = spec.starts_engine, gpus_per_replica(spec)
+        strategy = self.strategy = spec.strategy or service.strategy
+        self.max_unavailable, self.drain_s = strategy.max_unavailable, strategy.drain_timeout_seconds
+
+    @cached_property
     def service(self) -> ServiceView:
         """The Model's service, with default settings where it is not recorded."""
         ref = service_ref(self.target.object.spec)
@@ -76,40 +86,6 @@ class ModelWork(ReplicaWork):
     def proxy_inputs(self) -> Mapping[str, str]:
         env = self.service.spec.env
         return {ENV_INPUT: json.dumps(env, sort_keys=True)} if env else {}
-
-    @property
-    def name(self) -> str:
-        return self.spec.served_model_name or self.target.object.name
-
-    @property
-    def suspended(self) -> bool:
-        return self.spec.suspend or self.service.suspended
-
-    @property
-    def declared(self) -> int:
-        return replica_count(self.spec)
-
-    @property
-    def starts_engine(self) -> bool:
-        return self.spec.starts_engine
-
-    @property
-    def need(self) -> int:
-        return gpus_per_replica(self.spec)
-
-    @property
-    def strategy(self) -> Strategy:
-        service = self.service.spec
-        assert isinstance(service, InferenceServiceSpec)
-        return self.spec.strategy or service.strategy
-
-    @property
-    def max_unavailable(self) -> int:
-        return self.strategy.max_unavailable
-
-    @property
-    def drain_s(self) -> float:
-        return self.strategy.drain_timeout_seconds
 
     @property
     def readiness(self) -> Readiness:

@@ -147,8 +147,10 @@ def _surplus(runs: Sequence[ObservedRun], replicas: Iterable[Replica]) -> list[O
 class ReplicaWork(ObjectWork, ABC):
     """The working state of an object with replicas.
 
-    With ``routes_only`` it is a neighbor, whose processes this plan does not change. ``restored``: the op that restores
-    lost routes. ``cordoned``: routed runs that keep their sessions and get no new ones.
+    ``name``: the router's name of the object. ``count``: of replicas, 0 while it is suspended; ``need``: GPUs of one.
+    ``drain_s``: seconds that running requests get. With ``routes_only`` it is a neighbor, whose processes this plan does
+    not change. ``restored``: the op that restores lost routes. ``cordoned``: routed runs that keep their sessions and
+    get no new ones.
 
     The class variables are the name of the engine's component, the data proxy's input with the engine's URL, and the
     spec fields on which each of the two depends.
@@ -159,6 +161,14 @@ class ReplicaWork(ObjectWork, ABC):
     engine_fields: ClassVar[tuple[str, ...]]
     proxy_fields: ClassVar[tuple[str, ...]]
 
+    name: str = field(init=False)
+    suspended: bool = field(init=False)
+    count: int = field(init=False)
+    strategy: RolloutStrategy = field(init=False)
+    drain_s: float = field(init=False)
+    starts_engine: bool = field(init=False, default=True)
+    need: int = field(init=False, default=0)
+    max_unavailable: int = field(init=False, default=0)
     routes_only: bool = False
     replicas: list[Replica] = field(default_factory=list)
     extras: Extras = field(default_factory=Extras)
@@ -166,46 +176,14 @@ class ReplicaWork(ObjectWork, ABC):
     routed: list[str] = field(default_factory=list)
     cordoned: list[str] = field(default_factory=list)
 
+    @abstractmethod
+    def __post_init__(self) -> None:
+        """Set what the spec says: the fields from ``name`` to ``max_unavailable``."""
+
     @property
     @abstractmethod
     def service(self) -> ServiceView:
         """The planned state of the router and the gateway."""
-
-    @property
-    def name(self) -> str:
-        """The router's name of the object."""
-        return self.target.object.name
-
-    @property
-    def suspended(self) -> bool:
-        return self.service.suspended
-
-    @property
-    @abstractmethod
-    def declared(self) -> int:
-        """The number of replicas while the object is not suspended."""
-
-    @property
-    def starts_engine(self) -> bool:
-        return True
-
-    @property
-    def need(self) -> int:
-        """GPUs of one replica."""
-        return 0
-
-    @property
-    @abstractmethod
-    def strategy(self) -> RolloutStrategy: ...
-
-    @property
-    def max_unavailable(self) -> int:
-        return 0
-
-    @property
-    @abstractmethod
-    def drain_s(self) -> float:
-        """Seconds that running requests get."""
 
     @property
     @abstractmethod
@@ -230,10 +208,6 @@ class ReplicaWork(ObjectWork, ABC):
     def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> tuple[int, ...]:
         """Return the ops after which the data proxy ``run``, ready after ``needs``, may be routed."""
         return tuple(needs)
-
-    @property
-    def count(self) -> int:
-        return 0 if self.suspended else self.declared
 
     @property
     def entry(self) -> ModelEntry | None:
