@@ -266,7 +266,7 @@ def test_running_engine_needs_no_weights(standin: HubStandin, tmp_path: Path, mo
     (tmp_path / "here").mkdir()
     attached: dict[str, Any] = {"path": NAME, "engineUrl": "http://127.0.0.1:9"}
     own = _model(**attached, tokenizerPath=str(tmp_path / "here"))
-    require_models({"Model/m": (own, effective("Model", own.spec))}, lambda ref, what: None)
+    require_models({"Model/m": own}, lambda ref, what: None)
     assert list(hub_models(own, effective("Model", own.spec))) == [] and standin.asked == []
     shared = _model(**attached)
     (model,) = hub_models(shared, effective("Model", shared.spec))

@@ -27,13 +27,12 @@ from areal.cli.remote import local_options
 from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageFault, with_names, worst_exit
 from areal.numbers import iso
 from areal.reconcilers.home_view import manifest, source_text
-from areal.resources.kinds import API_VERSION, check_name
+from areal.resources.kinds import API_VERSION, Ref, check_name
 
 if TYPE_CHECKING:
     from areal.cli.logs import LogQuery
     from areal.reconcilers.context import ApplyRequest, Context, Outcome
     from areal.reconcilers.plan import Plan
-    from areal.resources.kinds import Ref
     from areal.resources.nodes import Diagnostic
 
 _INVALID = 3

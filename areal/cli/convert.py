@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
@@ -126,8 +127,6 @@ def _named_file(file: str, name: str) -> Path:
 def _of_areal(file: str, trainer: str | None, overrides: Sequence[str]) -> Draft:
     """Return the table for an AReaL configuration. These are read unchanged, so the table contains what their
     validation finds."""
-    import json
-
     import yaml
 
     from areal.convert.areal import TRAINERS, convert, trainer_of

@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -180,8 +181,6 @@ def evaluate(
 def _list(cli: Invocation, folder: Path, name: str) -> None:
     """Create a link in the home to the evaluation's folder, for the page and for --baseline. Its name is the
     evaluation's, with a number if another evaluation has this name."""
-    from itertools import count
-
     from areal.rollout.evaluation_files import evaluations_folder
 
     listed = evaluations_folder(cli.home)

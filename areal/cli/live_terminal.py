@@ -22,19 +22,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from areal.cli.live import Live, LivePage, LiveRow, LiveTarget, Pane, failed, paged, press, refreshed, resized, screen
 from areal.cli.logs import FollowedLogs, LinePrinter, LogQuery, logged
+from areal.cli.options import Invocation
 from areal.cli.output import Row, Table, folded, orderable, text_of
 from areal.dataclasses import replace
 from areal.errors import ArealError, UsageFault
 from areal.reconcilers.home_view import document_name
 from areal.resources.kinds import Ref, parse_ref
 from areal.terminal import fancy, spelled
-
-if TYPE_CHECKING:
-    from areal.cli.options import Invocation
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # the other screen, no cursor, no wrapping
 _LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"

@@ -20,13 +20,12 @@ from areal.cli.remote import local_options
 from areal.errors import NotFound, UsageFault, did_you_mean
 from areal.numbers import iso
 from areal.reconcilers.home_view import HomeView
-from areal.resources.kinds import KINDS, components_of
+from areal.resources.kinds import KINDS, Ref, components_of
 from areal.runtime.causes import starts
 from areal.runtime.logs import LogFollower, TimedLine, timed_lines
 from areal.terminal import fancy, pause, style, without_colours
 
 if TYPE_CHECKING:
-    from areal.resources.kinds import Ref
     from areal.runtime.backends.base import RunControl, RunState
 
 _DEFAULT_LINES = 200

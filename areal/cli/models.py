@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,8 +103,6 @@ def rm(cli: Invocation, /, id: str, revision: str | None, force: bool) -> int:
 
 def _rows(cli: Invocation, hub: Hub) -> list[dict[str, Any]]:
     """Return each snapshot of each model, with its branches and tags, and the objects that recorded its commit."""
-    import time
-
     from areal.state.objects import ObjectStore
 
     used: dict[tuple[str, str], list[str]] = {}

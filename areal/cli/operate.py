@@ -26,13 +26,12 @@ from areal.cli.output import emit_rows, field, show
 from areal.cli.remote import checked_url, gateway, refuse_remote_context
 from areal.errors import ArealError, NotFound, UsageFault, did_you_mean, worst_exit
 from areal.numbers import age, duration, size
-from areal.resources.kinds import MODEL
+from areal.resources.kinds import MODEL, Ref
 from areal.terminal import ESCAPE, fancy, outlive_readers, safe
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import Context, Outcome, Progress
     from areal.reconcilers.plan import Plan
-    from areal.resources.kinds import Ref
 
 P = ParamSpec("P")
 

@@ -12,6 +12,7 @@ import functools
 import os
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -72,8 +73,6 @@ def refuse_remote_context(cli: Invocation) -> None:
 
 
 def checked_url(url: str) -> str:
-    from urllib.parse import urlsplit
-
     text = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(text)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from areal.cli.options import Invocation
 from areal.cli.output import Column, Row, Table, field
 from areal.client.gateway import GatewayClient, KeyRefused
 from areal.dataclasses import dataclass, replace
@@ -19,10 +20,6 @@ from areal.errors import ArealError, NotFound, TimedOut, UsageFault
 from areal.reconcilers.home_view import document_name
 from areal.reconcilers.observe import Health
 from areal.resources.kinds import API_VERSION, INFERENCE_SERVICE, MODEL, Ref, parse_ref, resolve_kind
-
-if TYPE_CHECKING:
-    from areal.cli.options import Invocation
-
 
 _STATES = ("dead", "draining", "cordoned")  # states of workers that get no new requests
 _COMPONENTS = 2  # of a service: the router, the gateway

@@ -67,8 +67,7 @@ from areal.runtime.leases import PortOwner, port_owner
 from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeResponse, failure, http_get, wait_ready
 from areal.state.events import events_file
 from areal.state.records import StoredObject, new_uid
-from areal.wire.agents import ConfigureSessions
-from areal.wire.bodies import ConfigureRouter, ModelWorker, NameWorker, RegisterModel, RemoveModel
+from areal.wire.bodies import ModelWorker, NameWorker, RegisterModel, RemoveModel
 from areal.wire.fields import write_fields
 from areal.wire.routing import DRAINING, READY, Snapshot
 
@@ -433,14 +432,6 @@ def _served(context: EffectContext, op: Op[Any]) -> str:
     return served_name(model.name, model.spec)
 
 
-def configure(context: EffectContext, op: Op[ConfigureRouter | ConfigureSessions], number: int) -> None:
-    _post(context, op, "/configure", write_fields(op.args))
-
-
-def sync(context: EffectContext, op: Op[Any], number: int) -> None:
-    _post(context, op, "/synced", {})
-
-
 def drain(context: EffectContext, op: Op[DrainWorker], number: int) -> None:
     """Stop new requests to the data proxy, then wait until it has none in flight, is gone, or its deadline passes. A
     data proxy that does not answer may only be slow or halted, so the wait continues."""
@@ -567,8 +558,8 @@ _EFFECTS: dict[Verb, Callable[[EffectContext, Op[Any], int], None]] = {
     Verb.AWAIT: await_ready,
     Verb.WARM: warm,
     Verb.ROUTE: route,
-    Verb.CONFIGURE: configure,
-    Verb.SYNC: sync,
+    Verb.CONFIGURE: lambda context, op, number: _post(context, op, "/configure", write_fields(op.args)),
+    Verb.SYNC: lambda context, op, number: _post(context, op, "/synced", {}),
     Verb.SETTLE: settle,
     Verb.SOAK: soak,
     Verb.DRAIN: drain,

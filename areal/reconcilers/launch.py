@@ -19,7 +19,7 @@ from areal import interrupt
 from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, FieldName, InvalidManifest, TargetFailed, TimedOut, UsageFault, Wording
 from areal.reconcilers.context import Context, Deadline, Progress
-from areal.reconcilers.observe import KEYS, ObservedRun, queued_for
+from areal.reconcilers.observe import KEYS, Observed, ObservedRun, queued_for
 from areal.resources.addresses import base_url, is_loopback, key_fault
 from areal.resources.kinds import parse_ref
 from areal.resources.tree import FieldPath
@@ -43,7 +43,6 @@ from areal.state.records import StoredObject
 if TYPE_CHECKING:
     from areal.client.gateway import ServiceClient
     from areal.reconcilers.desired import Target
-    from areal.reconcilers.observe import Observed
     from areal.reconcilers.plan import Op
     from areal.resources.fields import LivenessProbe
     from areal.runtime.backends import Backends

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from areal import interrupt
 from areal.dataclasses import dataclass, replace
-from areal.errors import TargetFailed, worst_exit
+from areal.errors import ArealError, TargetFailed, worst_exit
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
 from areal.reconcilers.desired import Target
 from areal.reconcilers.observe import DEPENDENCY_FAILED, Health, Observed, conditions_of, observe, rollout_failure
@@ -191,16 +191,7 @@ def _object_outcome(item: ObjectPlan, last: Report, unseen: str) -> ObjectOutcom
 def with_stuck(outcome: Outcome, stuck: Mapping[str, str]) -> Outcome:
     """Mark objects as not converged. ``stuck``: by object, the operation that is still needed although it was
     performed."""
-    if not stuck:
-        return outcome  # its exit status may be that of an interrupt, which belongs to no object
-    objects = tuple(
-        replace(item, message=f"not converged: {stuck[item.ref]}", exit_code=_PARTIAL)
-        if item.ref in stuck and not item.exit_code
-        else item
-        for item in outcome.objects
-    )
-    worst = worst_exit([outcome.exit_code, *(item.exit_code for item in objects)])
-    return replace(outcome, objects=objects, exit_code=worst)
+    return _marked(outcome, {ref: (f"not converged: {left}", _PARTIAL, None) for ref, left in stuck.items()})
 
 
 def with_failed_dependencies(ctx: Context, backend: RunControl, scope: PlanScope, outcome: Outcome) -> Outcome:
@@ -210,16 +201,21 @@ def with_failed_dependencies(ctx: Context, backend: RunControl, scope: PlanScope
         return outcome
     hosts = hosts_of(ctx.home, waiting)
     seen = observe(backend, [*waiting, *hosts.values()])
-    health = {str(item.ref): health_of(item, seen, hosts) for item in waiting}
-    failed = {
-        ref: TargetFailed(f"{ref} {found.message}", hint=f"areal describe {ref}")
-        for ref, found in health.items()
-        if found.reason == DEPENDENCY_FAILED
-    }
+    marks: dict[str, tuple[str, int, ArealError | None]] = {}
+    for item in waiting:
+        health = health_of(item, seen, hosts)
+        if health.reason == DEPENDENCY_FAILED:
+            error = TargetFailed(f"{item.ref} {health.message}", hint=f"areal describe {item.ref}")
+            marks[str(item.ref)] = health.message, error.exit_code, error
+    return _marked(outcome, marks)
+
+
+def _marked(outcome: Outcome, marks: Mapping[str, tuple[str, int, ArealError | None]]) -> Outcome:
+    """Give objects that have not failed another message, exit status and error."""
+    if not marks:
+        return outcome  # its exit status may be that of an interrupt, which belongs to no object
     objects = tuple(
-        replace(item, message=health[item.ref].message, exit_code=error.exit_code, error=error)
-        if not item.exit_code and (error := failed.get(item.ref)) is not None
-        else item
+        ObjectOutcome(item.ref, item.action, *marks[item.ref]) if item.ref in marks and not item.exit_code else item
         for item in outcome.objects
     )
     return replace(outcome, objects=objects, exit_code=worst_exit([outcome.exit_code, *(o.exit_code for o in objects)]))

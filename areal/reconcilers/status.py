@@ -27,7 +27,7 @@ from areal.reconcilers.observe import (
 )
 from areal.resources.kinds import API_VERSION, Ref
 from areal.runtime.backends import Backends
-from areal.runtime.backends.base import ENDED
+from areal.runtime.backends.base import ENDED, RunControl, RunState
 from areal.state.files import UnreadableFile
 from areal.state.home import Home
 from areal.state.locks import holder
@@ -36,7 +36,6 @@ from areal.state.records import StoredObject
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import Context, Outcome, Progress
-    from areal.runtime.backends.base import RunControl, RunState
 
 
 def object_document(

@@ -8,17 +8,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import starmap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from areal.errors import InvalidManifest, did_you_mean
 from areal.resources.fields import PATTERN_WORDS, Fault, SpecModel, fields_of, resolve
 from areal.resources.kinds import KINDS, Ref, load
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass, get_path, path_text
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 
 class Reference(NamedTuple):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import re
 import shlex
 import sys
@@ -317,8 +318,6 @@ def actor() -> str:
 
 def user_name(uid: int) -> str:
     """Return the login name of a uid, or ``uid N`` where the system knows none (containers)."""
-    import pwd
-
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

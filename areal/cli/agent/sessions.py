@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -265,7 +266,6 @@ _FORMATS = (".json", ".jsonl", ".parquet")
 
 def _write(document: Mapping[str, Any], path: Path) -> None:
     """Write an export in the format of the file's suffix, atomically. Raises OSError."""
-    import json
     import secrets
 
     from areal.state.files import write_atomic

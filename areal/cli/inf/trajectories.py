@@ -4,10 +4,11 @@ log-probabilities, weight versions, rewards and advantages.
 
 from __future__ import annotations
 
+import heapq
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -278,8 +279,6 @@ def _write_page(
 def _spread_over_steps(folder: Path, limit: int) -> tuple[Iterator[Episode], str]:
     """Return the episodes of steps that are evenly spread over a job, about ``limit`` in total, and a text about what
     is left out."""
-    from itertools import chain
-
     from areal.trajectories.reading import read_lines
     from areal.trajectories.steps import step_files
 
@@ -312,8 +311,6 @@ def _first(
     if sort == "recorded":
         first = list(islice(episodes, limit + 1))
         return first[:limit], len(first) > limit
-    import heapq
-
     first = heapq.nsmallest(limit + 1, episodes, key=_KEYS[sort])  # keeps only limit + 1 episodes in memory
     return first[:limit], len(first) > limit
 

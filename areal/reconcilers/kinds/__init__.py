@@ -17,24 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from areal.dataclasses import dataclass
-from areal.errors import UsageFault
-from areal.reconcilers.observe import Health, best_run, judge, serves
+from areal.errors import ArealError, UsageFault
+from areal.reconcilers.observe import Health, Observed, ObservedRun, best_run, judge, serves
 from areal.resources.kinds import KINDS, Ref, load
-from areal.runtime.backends.base import LOOPBACK, RestartPolicy
-from areal.state.home import forget_admin_key
+from areal.runtime.backends.base import LOOPBACK, RestartPolicy, RunSpec, RunState
+from areal.state.home import Home, forget_admin_key
 
 if TYPE_CHECKING:
-    from areal.errors import ArealError
     from areal.reconcilers.context import Progress
     from areal.reconcilers.desired import Target, Wanted
     from areal.reconcilers.launch import EffectContext, Slot
-    from areal.reconcilers.observe import Observed, ObservedRun
     from areal.reconcilers.plan import Op, StartRun
     from areal.reconcilers.planning import KindPlan, Planning
     from areal.resources.nodes import Diagnostic
     from areal.resources.resource import Resource
-    from areal.runtime.backends.base import RunSpec, RunState
-    from areal.state.home import Home
     from areal.state.objects import ObjectStore
     from areal.state.records import StoredObject
 

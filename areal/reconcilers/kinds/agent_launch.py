@@ -14,6 +14,7 @@ from pathlib import Path
 
 from areal.errors import UsageFault
 from areal.reconcilers.desired import Wanted
+from areal.reconcilers.kinds import StageReporter
 from areal.reconcilers.kinds.agent_plan import WORKER, readiness_of, session_settings
 from areal.reconcilers.kinds.inference_launch import PLAIN_HTTP, Launch, launch_of, service_argv
 from areal.reconcilers.kinds.service_plan import inference_inputs
@@ -21,7 +22,7 @@ from areal.reconcilers.launch import EffectContext, Fault, Slot, secret_faults, 
 from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Op, StartRun
 from areal.resources.agent_spec import AgentServiceSpec
-from areal.resources.kinds import parse_ref, served_name
+from areal.resources.kinds import Ref, parse_ref, served_name
 from areal.resources.nodes import Diagnostic
 from areal.resources.paths import import_fault, import_path, looked_in
 from areal.resources.resource import Resource
@@ -125,13 +126,16 @@ def _import_folders(folder: Path, file: str | None) -> list[str]:
     return list(dict.fromkeys([str(folder), *([str(Path(file).parent)] if file is not None else [])]))
 
 
-def agent_faults(wanted: Wanted, resource: Resource) -> list[Diagnostic]:
-    """Return faults that would keep a service from starting."""
-    spec = AgentServiceSpec.model_validate(wanted.spec)
-    file = (wanted.source or {}).get("file") or None
-    found = [*_faults(spec, Path(spec.working_dir or Path.cwd()), file)]
-    found += secret_faults(wanted.spec.get("envFrom") or {})
-    return [resource.fault(*each) for each in found]
+def agent_faults(items: Sequence[tuple[Wanted, Resource]], report: StageReporter) -> dict[Ref, list[Diagnostic]]:
+    """Return the faults that would keep services from starting."""
+    faults: dict[Ref, list[Diagnostic]] = {}
+    for wanted, resource in items:
+        spec = AgentServiceSpec.model_validate(wanted.spec)
+        found = [*_faults(spec, Path(spec.working_dir or Path.cwd()), (wanted.source or {}).get("file") or None)]
+        found += secret_faults(wanted.spec.get("envFrom") or {})
+        if found:
+            faults[resource.ref] = [resource.fault(*each) for each in found]
+    return faults
 
 
 def _faults(spec: AgentServiceSpec, folder: Path, file: str | None) -> Iterator[Fault]:

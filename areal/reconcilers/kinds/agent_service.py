@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from areal.reconcilers.kinds import Endpoint, ServiceController, StageReporter, folders_without_object, lazy
-from areal.reconcilers.observe import Health, best_run, judge, routed_health, serves
+from areal.reconcilers.kinds import Endpoint, ServiceController, folders_without_object, lazy
+from areal.reconcilers.observe import Health, Observed, best_run, judge, routed_health, serves
 from areal.state.files import UnreadableFile, read_json, write_json
 
 if TYPE_CHECKING:
-    from areal.reconcilers.desired import Wanted
     from areal.reconcilers.launch import EffectContext
-    from areal.reconcilers.observe import Observed
     from areal.resources.agent_spec import AgentServiceSpec
     from areal.resources.kinds import Ref
-    from areal.resources.nodes import Diagnostic
-    from areal.resources.resource import Resource
     from areal.state.home import Home
 
 
@@ -29,13 +25,7 @@ class AgentServiceController(ServiceController):
     plan_class = "areal.reconcilers.kinds.agent_plan:AgentServicePlan"
     follow = lazy("areal.reconcilers.kinds.agent_plan:with_callers_of")
     launch = lazy("areal.reconcilers.kinds.agent_launch:agent_run")
-
-    def faults_before_start(
-        self, items: Sequence[tuple[Wanted, Resource]], report: StageReporter
-    ) -> dict[Ref, list[Diagnostic]]:
-        from areal.reconcilers.kinds.agent_launch import agent_faults
-
-        return {resource.ref: found for wanted, resource in items if (found := agent_faults(wanted, resource))}
+    faults_before_start = lazy("areal.reconcilers.kinds.agent_launch:agent_faults")
 
     def called(self, spec: Mapping[str, Any]) -> str | None:
         inference = spec.get("inference")

@@ -16,7 +16,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -48,6 +48,7 @@ from areal.resources.job_spec import TrainJobSpec
 from areal.resources.kinds import Ref, parse_ref, service_ref
 from areal.resources.paths import looks_local, resolve_model_path
 from areal.resources.specs import InferenceServiceSpec, ModelSpec
+from areal.resources.validation import effective
 from areal.runtime.backends.base import RunSpec
 from areal.state.home import Home, read_key
 from areal.state.records import StoredObject
@@ -125,34 +126,19 @@ def router_file(home: Home, service: Ref) -> Path:
 
 
 def service_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
-    start = router if slot.component == "router" else gateway
-    return start(launch_of(context, op, slot), context.spec_of(op.ref))
+    return service_process(launch_of(context, op, slot), context.spec_of(op.ref))
 
 
-def router(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
-    strategy, file = spec.router.strategy, launch.router_file
-    config = RouterConfig(**launch.address(spec.log_level), strategy=strategy, state_file=file)
-    return _service_run(launch, spec, "router", config)
-
-
-def gateway(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
-    config = GatewayConfig(
-        **launch.address(spec.log_level),
-        drain_timeout=spec.strategy.drain_timeout_seconds,
-        router_url=str(launch.inputs["routerUrl"]),
-        relays=spec.gateway.relays,
-    )
-    return _service_run(launch, spec, "gateway", config)
-
-
-def _service_run(launch: Launch, spec: InferenceServiceSpec, name: str, config: ServeConfig) -> RunSpec:
-    return launch.run(
-        service_argv(f"inference.{name}"),
-        spec,
-        config,
-        spec.strategy.drain_timeout_seconds,
-        env={**PLAIN_HTTP, **spec.env},
-    )
+def service_process(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
+    """Return the run of a service's router or gateway."""
+    name, about = launch.slot.component, launch.address(spec.log_level)
+    grace_s = spec.strategy.drain_timeout_seconds
+    if name == "router":
+        config: ServeConfig = RouterConfig(**about, strategy=spec.router.strategy, state_file=launch.router_file)
+    else:
+        url = str(launch.inputs["routerUrl"])
+        config = GatewayConfig(**about, drain_timeout=grace_s, router_url=url, relays=spec.gateway.relays)
+    return launch.run(service_argv(f"inference.{name}"), spec, config, grace_s, env={**PLAIN_HTTP, **spec.env})
 
 
 def model_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
@@ -330,12 +316,14 @@ def commits_of(stored: StoredObject, spec: ModelSpec) -> dict[str, str]:
     return {model.id: known[model.key] for model in hub_models(stored, spec) if model.key in known}
 
 
-def commits_in(stored: StoredObject, spec: ModelSpec, runs: Iterable[RunSpec]) -> dict[str, str]:
+def recovered_status(stored: StoredObject, runs: Sequence[RunSpec]) -> dict[str, object]:
     """Return the commits of the ids with which these processes, oldest first, were started, by ``id@revision``."""
     text = json.dumps([(run.argv, run.config) for run in runs])
-    folders = {model.key: Hub(Path()).repository(model.id, model.kind).name for model in hub_models(stored, spec)}
+    models = hub_models(stored, effective(stored.kind, stored.spec))
+    folders = {model.key: Hub(Path()).repository(model.id, model.kind).name for model in models}
     found = {key: re.findall(f"/{re.escape(name)}/snapshots/(\\w+)", text) for key, name in folders.items()}
-    return {key: commits[-1] for key, commits in found.items() if commits}
+    commits = {key: each[-1] for key, each in found.items() if each}
+    return {COMMITS: commits} if commits else {}
 
 
 def hub_of(stored: StoredObject, spec: ModelSpec | TrainJobSpec) -> Hub:
@@ -345,14 +333,13 @@ def hub_of(stored: StoredObject, spec: ModelSpec | TrainJobSpec) -> Hub:
     return Hub.of({**spec.env, **secrets})
 
 
-def require_models(models: Mapping[str, tuple[StoredObject, ModelSpec]], report: StageReporter) -> None:
+def require_models(models: Mapping[str, StoredObject], report: StageReporter) -> None:
     """Raise NotFound or ArealError for the first id that neither the cache nor the hub has."""
-    wanted = [
-        (ref, hub_of(stored, spec), model)
-        for ref, (stored, spec) in models.items()
-        for model in hub_models(stored, spec)
-        if model.key not in stored.status.get(COMMITS, {})
-    ]
+    wanted: list[tuple[str, Hub, HubModel]] = []
+    for ref, stored in models.items():
+        spec, known = effective(stored.kind, stored.spec), stored.status.get(COMMITS, {})
+        found = [model for model in hub_models(stored, spec) if model.key not in known]
+        wanted += [(ref, hub_of(stored, spec), model) for model in found]
     require_ids(wanted, report)
 
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from areal.errors import NotFound, UsageFault, did_you_mean
 from areal.reconcilers.kinds import Endpoint, ServiceController, lazy
-from areal.reconcilers.observe import Health, best_run, judge, serves
+from areal.reconcilers.observe import Health, Observed, best_run, judge, serves
 from areal.resources.kinds import Ref
 
 if TYPE_CHECKING:
-    from areal.reconcilers.observe import Observed
     from areal.resources.specs import InferenceServiceSpec
     from areal.state.objects import ObjectStore
 

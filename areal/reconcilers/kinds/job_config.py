@@ -18,7 +18,7 @@ import importlib.util
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -29,6 +29,7 @@ from typing import Any
 from areal.errors import InvalidManifest, UsageFault, did_you_mean
 from areal.installation import install_command, module_argv
 from areal.reconcilers.desired import Wanted
+from areal.reconcilers.kinds import StageReporter
 from areal.reconcilers.kinds.scheduling_spec import Placement, placement_of
 from areal.reconcilers.launch import secret_faults
 from areal.resources.backend import Allocation, BackendError, Part, engine_arguments, parse_backend
@@ -388,9 +389,7 @@ def import_places(job: Wanted) -> list[str]:
 _LONGEST_S = 60.0
 
 
-def job_faults(
-    jobs: Iterable[tuple[Wanted, Resource]], report: Callable[[str], None] = lambda ref: None
-) -> dict[Ref, list[Diagnostic]]:
+def job_faults(jobs: Iterable[tuple[Wanted, Resource]], report: StageReporter) -> dict[Ref, list[Diagnostic]]:
     """Return the faults of each job that has any. ``report`` is called before a job's slow check."""
     found: dict[Ref, list[Diagnostic]] = {}
     asked: list[tuple[Resource, dict[str, object]]] = []
@@ -406,7 +405,7 @@ def job_faults(
             faults.append(resource.fault(("config",), error.message, error.hint))
         else:
             if request["config"] is not None:
-                report(job.ref)
+                report(job.ref, "checking its configuration")
                 asked.append((resource, request))
     for (resource, request), answer in zip(asked, _ask([request for _, request in asked]), strict=True):
         found[resource.ref] += [_fault_diagnostic(resource, request, fault) for fault in answer["faults"]]

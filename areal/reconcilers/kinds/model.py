@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from areal.installation import module_argv
 from areal.reconcilers.kinds import Endpoint, KindController, StageReporter, folders_without_object, lazy
-from areal.reconcilers.observe import Health, routed_health
+from areal.reconcilers.observe import Health, Observed, ObservedRun, routed_health
 from areal.resources.kinds import API_VERSION, TRAIN_JOB, Ref, served_name, service_ref
-from areal.resources.tree import get_path
+from areal.resources.tree import FieldPath, get_path
 
 if TYPE_CHECKING:
     from areal.reconcilers.desired import Wanted
     from areal.reconcilers.launch import EffectContext
-    from areal.reconcilers.observe import Observed, ObservedRun
     from areal.resources.fields import Strategy
     from areal.resources.nodes import Diagnostic
     from areal.resources.resource import Resource
     from areal.resources.specs import ModelSpec
-    from areal.resources.tree import FieldPath
-    from areal.runtime.backends.base import RunSpec
     from areal.state.home import Home
     from areal.state.objects import ObjectStore
     from areal.state.records import StoredObject
@@ -38,6 +35,8 @@ class ModelController(KindController):
     columns = (("SERVICE", ("spec", "service"), False), ("BACKEND", ("spec", "backend"), False))
     plan_class = "areal.reconcilers.kinds.model_plan:ModelPlan"
     launch = lazy("areal.reconcilers.kinds.inference_launch:model_run")
+    check_start = lazy("areal.reconcilers.kinds.inference_launch:require_models")
+    status_of = lazy("areal.reconcilers.kinds.inference_launch:recovered_status")
 
     def faults(self, resources: Sequence[Resource], cache: Path, report: StageReporter) -> dict[Ref, list[Diagnostic]]:
         with_arguments = [each for each in resources if each.spec.get("engineArgs")]
@@ -152,12 +151,6 @@ class ModelController(KindController):
     def endpoint(self, spec: Mapping[str, object], component: str) -> Endpoint | None:
         return Endpoint(caller=("data-proxy", "engineUrl") if component == "engine" else None)
 
-    def check_start(self, starting: Mapping[str, StoredObject], report: StageReporter) -> None:
-        from areal.reconcilers.kinds.inference_launch import require_models
-        from areal.resources.validation import effective
-
-        require_models({ref: (item, effective(self.kind, item.spec)) for ref, item in starting.items()}, report)
-
     def start_deadline_s(self, context: EffectContext, ref: str) -> float:
         """Return the earlier of the startup probe's deadline and the rollout's progress deadline."""
         spec: ModelSpec = context.spec_of(ref)
@@ -210,13 +203,6 @@ class ModelController(KindController):
             "metadata": {"name": ref.name, "annotations": {"areal.dev/adopted": f"pid {pid}" if pid else found.url}},
             "spec": {"service": "default", "external": {"url": found.url, "model": found.model}},
         }
-
-    def status_of(self, found: StoredObject, runs: Sequence[RunSpec]) -> dict[str, object]:
-        from areal.reconcilers.kinds.inference_launch import COMMITS, commits_in
-        from areal.resources.validation import effective
-
-        commits = commits_in(found, effective(self.kind, found.spec), runs)
-        return {COMMITS: commits} if commits else {}
 
     def leftovers(self, home: Home, names: Collection[str]) -> Iterator[tuple[str, str]]:
         """Trajectories whose Model is deleted. Only a person removes them."""

@@ -148,9 +148,9 @@ class ReplicaWork(ObjectWork, ABC):
     """The working state of an object with replicas.
 
     ``name``: the router's name of the object. ``count``: of replicas, 0 while it is suspended; ``need``: GPUs of one.
-    ``drain_s``: seconds that running requests get. With ``routes_only`` it is a neighbor, whose processes this plan does
-    not change. ``restored``: the op that restores lost routes. ``cordoned``: routed runs that keep their sessions and
-    get no new ones.
+    ``drain_s``: seconds that running requests get. With ``routes_only`` it is a neighbor, whose processes this plan
+    does not change. ``restored``: the op that restores lost routes. ``cordoned``: routed runs that keep their sessions
+    and get no new ones.
 
     The class variables are the name of the engine's component, the data proxy's input with the engine's URL, and the
     spec fields on which each of the two depends.

@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.numbers import number
-from areal.reconcilers.kinds import Completion, Endpoint, KindController, StageReporter, lazy
+from areal.reconcilers.kinds import Completion, Endpoint, KindController, lazy
 from areal.reconcilers.kinds.job_status import JobPhase, has_ended, job_status
-from areal.reconcilers.observe import DIED, JOB_FAILED, NO_WORKING_DIR, Health, working_dir_is_gone
+from areal.reconcilers.observe import (
+    DIED,
+    JOB_FAILED,
+    NO_WORKING_DIR,
+    Health,
+    Observed,
+    ObservedRun,
+    working_dir_is_gone,
+)
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import LIVE, Phase
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import Progress
-    from areal.reconcilers.desired import Wanted
-    from areal.reconcilers.observe import Observed, ObservedRun
     from areal.resources.kinds import Ref
-    from areal.resources.nodes import Diagnostic
-    from areal.resources.resource import Resource
     from areal.state.home import Home
 
 
@@ -40,13 +44,7 @@ class TrainJobController(KindController):
     follow = lazy("areal.reconcilers.kinds.job_plan:following_jobs")
     check_start = lazy("areal.reconcilers.kinds.job_plan:require_job_ids")
     launch = lazy("areal.reconcilers.kinds.job_launch:driver_run")
-
-    def faults_before_start(
-        self, items: Sequence[tuple[Wanted, Resource]], report: StageReporter
-    ) -> dict[Ref, list[Diagnostic]]:
-        from areal.reconcilers.kinds.job_config import job_faults
-
-        return job_faults(items, lambda ref: report(ref, "checking its configuration"))
+    faults_before_start = lazy("areal.reconcilers.kinds.job_config:job_faults")
 
     def neighbour_of(self, spec: Mapping[str, Any]) -> str | None:
         """Return the service of the job's model, which may wait for the weights that the job publishes."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from areal.reconcilers.kinds.inference_launch import Launch, data_proxy, engine, gateway, router
+from areal.reconcilers.kinds.inference_launch import Launch, data_proxy, engine, service_process
 from areal.reconcilers.launch import Slot
 from areal.reconcilers.observe import key_file, setting
 from areal.resources.specs import InferenceServiceSpec
@@ -49,7 +49,7 @@ def service_launch(component: str, port: int, host: str = "127.0.0.1") -> Launch
 
 def test_gateway_config_follows_spec() -> None:
     spec = InferenceServiceSpec.model_validate({"gateway": {"relays": 3}, "strategy": {"drainTimeoutSeconds": 7}})
-    run = gateway(service_launch("gateway", 8080, "0.0.0.0"), spec)
+    run = service_process(service_launch("gateway", 8080, "0.0.0.0"), spec)
     assert run.argv[1:] == ("-P", "-m", "areal.services.inference.gateway")
     assert read_fields(GatewayConfig, run.config) == GatewayConfig(
         host="0.0.0.0",
@@ -68,14 +68,15 @@ def test_service_env_reaches_its_processes_and_data_proxies(tmp_path: Path) -> N
         item, slot, "/keys/home", "/home/data/qwen", "/home/routes.json", {"engineUrl": "http://127.0.0.1:1"}
     )
     proxy = data_proxy(launch, effective("Model", item.spec), spec)
-    for run in (gateway(service_launch("gateway", 8080), spec), router(service_launch("router", 20001), spec), proxy):
+    services = (service_process(service_launch(*each), spec) for each in (("gateway", 8080), ("router", 20001)))
+    for run in (*services, proxy):
         assert run.env["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector:4318"
     assert "OMP_NUM_THREADS" not in proxy.env, "that is the engine's"
 
 
 def test_router_config_follows_spec() -> None:
     spec = InferenceServiceSpec.model_validate({"router": {"strategy": "prefix"}, "logLevel": "debug"})
-    run = router(service_launch("router", 20001), spec)
+    run = service_process(service_launch("router", 20001), spec)
     assert read_fields(RouterConfig, run.config) == RouterConfig(
         port=20001,
         admin_key_file="/keys/home",
@@ -86,7 +87,7 @@ def test_router_config_follows_spec() -> None:
 
 
 def test_run_settings_are_read_from_config_or_flags() -> None:
-    run = gateway(service_launch("gateway", 8080, "0.0.0.0"), InferenceServiceSpec())
+    run = service_process(service_launch("gateway", 8080, "0.0.0.0"), InferenceServiceSpec())
     flags = replace(run, config={}, argv=(*run.argv, "--host", "0.0.0.0", "--admin-key-file", "/keys/home"))
     for each in (run, flags):
         assert (key_file(each), setting(each, "host"), setting(each, "relays")) == ("/keys/home", "0.0.0.0", None)
