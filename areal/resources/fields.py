@@ -122,7 +122,7 @@ class Unit:
     name: str
 
 
-def _checked(kind: str, problem: Callable[[str], str | None]) -> AfterValidator:
+def checked(kind: str, problem: Callable[[str], str | None]) -> AfterValidator:
     """Return a validator that rejects a text for which ``problem`` returns a message."""
 
     def check(value: str) -> str:
@@ -141,9 +141,9 @@ def _quantity_problem(size: str) -> str | None:
 
 
 NAME_SCHEMA: Schema = {**text(NAME_PATTERN), "maxLength": MAX_NAME_LENGTH}
-Name: TypeAlias = Annotated[str, _checked("areal_name", name_problem), WithJsonSchema(NAME_SCHEMA)]
+Name: TypeAlias = Annotated[str, checked("areal_name", name_problem), WithJsonSchema(NAME_SCHEMA)]
 Quantity: TypeAlias = Annotated[
-    str, _checked("areal_quantity", _quantity_problem), WithJsonSchema(text(_QUANTITY.pattern)), Unit("bytes")
+    str, checked("areal_quantity", _quantity_problem), WithJsonSchema(text(_QUANTITY.pattern)), Unit("bytes")
 ]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
@@ -155,7 +155,7 @@ def _variable_problem(name: str) -> str | None:
 
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 Variable: TypeAlias = Annotated[
-    str, _checked("areal_variable", _variable_problem), WithJsonSchema(text(_VARIABLE.pattern))
+    str, checked("areal_variable", _variable_problem), WithJsonSchema(text(_VARIABLE.pattern))
 ]
 
 _LONGEST_S = 1e9  # 31 years

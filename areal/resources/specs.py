@@ -6,12 +6,14 @@ as ``schema_rules`` for editors; tests keep the two consistent.
 """
 
 import re
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from areal.errors import UsageFault
 from areal.resources.addresses import UrlError, parse_external_url
 from areal.resources.backend import (
     BACKEND_PATTERN,
@@ -43,6 +45,7 @@ from areal.resources.fields import (
     Strategy,
     Text,
     Variable,
+    checked,
     fields_of,
     given,
     text,
@@ -51,10 +54,9 @@ from areal.resources.fields import (
     worded,
     written,
 )
-from areal.resources.parsers import ReasoningParser, ToolCallParser, parser_rules
 from areal.resources.scheduling import Scheduler
 from areal.resources.tree import FieldPath, UpdateClass
-from areal.wire.parsers import parser_conflict
+from areal.wire.parsers import REASONING_PARSERS, TOOL_CALL_PARSERS, WHOLE, ParserNames, parser_conflict
 
 SERVED_NAME = worded(  # without ":", which separates an adapter from its model
     r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", 'be letters, digits, ".", "_", "/" and "-", and begin with a letter or digit'
@@ -72,6 +74,50 @@ def _check_backend(text: str) -> str:
             "areal_backend", "{problem}", {"problem": error.message, "column": error.column}
         ) from error
     return text
+
+
+def _parser_problem(names: ParserNames, name: str) -> str | None:
+    try:
+        names.resolve(name)
+    except UsageFault as error:
+        return f"{error.message}; {error.hint}"
+    return None
+
+
+def _parser_schema(names: ParserNames) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [{"enum": names.spellings}, text(_spelled(names, names.spellings))]})
+
+
+def _spelled(names: ParserNames, wanted: Iterable[str]) -> str:
+    """Return a regular expression for every spelling of these parsers, which ``names.resolve`` accepts."""
+    spellings = [each for each in names.spellings if each in wanted or names.canonical.get(each, each) in wanted]
+    return "|".join(
+        "".join("[-_]" if char == "_" else f"[{char}{char.upper()}]" if char.isalpha() else char for char in each)
+        for each in spellings
+    )
+
+
+ToolCallParser: TypeAlias = Annotated[
+    str, checked("areal_parser", partial(_parser_problem, TOOL_CALL_PARSERS)), _parser_schema(TOOL_CALL_PARSERS)
+]
+ReasoningParser: TypeAlias = Annotated[
+    str, checked("areal_parser", partial(_parser_problem, REASONING_PARSERS)), _parser_schema(REASONING_PARSERS)
+]
+
+
+def _parser_rules() -> Iterator[Schema]:
+    """Yield ``parser_conflict`` as rules."""
+    for name in WHOLE:
+        same: list[Schema] = [{"type": "null"}, EXPRESSION, text(_spelled(TOOL_CALL_PARSERS, (name,)))]
+        yield when(
+            written("reasoningParser", text(_spelled(REASONING_PARSERS, (name,)))),
+            {"properties": {"toolCallParser": {"anyOf": same}}},
+        )
+        thoughts = text(f"{_spelled(REASONING_PARSERS, (name,))}|[nN][oO][nN][eE]")
+        yield when(
+            written("toolCallParser", text(_spelled(TOOL_CALL_PARSERS, (name,)))),
+            {"properties": {"reasoningParser": {"anyOf": [{"type": "null"}, EXPRESSION, thoughts]}}},
+        )
 
 
 class External(SpecModel):
@@ -167,7 +213,7 @@ class ServedModel(SpecModel):
         return [
             when(written("external"), {"allOf": [without(*_NOT_OF_EXTERNAL), by_hand]}),
             {"properties": {"proxyArgs": {"anyOf": [engine_args_schema(DATA_PROXY), EXPRESSION]}}},
-            *parser_rules(),
+            *_parser_rules(),
             when(ours, given("backend", "path")),
             when(attached, without("engineArgs", "lora", "replicas", "envFrom", "env")),
             when(attached, {"allOf": [{"properties": {"backend": one}}, by_hand]}),
