@@ -29,7 +29,7 @@ spec: {gateway: {port: 18099}}
 apiVersion: areal.dev/v1alpha1
 kind: Model
 metadata: {name: qwen}
-spec: {backend: embedded, path: .}
+spec: {backend: embedded, path: examples/reverse_digits/model}
 """
 
 
@@ -148,7 +148,7 @@ def test_render_show_origin_gives_file_line_and_column(areal: Areal, manifest: s
 
 def test_validate_lists_faults_as_documents(areal: Areal, tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
-    bad.write_text(MANIFEST.replace("path: .", "pth: .").replace("port: 18099", "port: x"))
+    bad.write_text(MANIFEST.replace("path: ", "pth: ").replace("port: 18099", "port: x"))
     result = areal("validate", "-f", str(bad), "--json")
     assert result.code == 3
     assert next((row["line"], row["valid"]) for row in result.items) == (4, False)
@@ -328,6 +328,7 @@ def document(kind: str, name: str, spec: dict[str, Any], **metadata: Any) -> dic
 @pytest.fixture
 def manifests_of(tmp_path: Path) -> Callable[..., str]:
     (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "tokenizer.json").write_text("{}")
 
     def write(*documents: dict[str, Any]) -> str:
         file = tmp_path / "manifest.yaml"
@@ -398,7 +399,11 @@ AGENT = (
             "is not set",
         ),
         (_MODEL + "external: {url: 'http://127.0.0.1:9', apiKeyFrom: {file: /no/key}}}\n", "Model/bad", "be read"),
-        (_MODEL + "backend: vllm, path: /, envFrom: {K: {env: NO_SUCH_KEY}}}\n", "Model/bad", "spec.envFrom.K.env"),
+        (
+            _MODEL + "backend: vllm, path: examples/reverse_digits/model, envFrom: {K: {env: NO_SUCH_KEY}}}\n",
+            "Model/bad",
+            "spec.envFrom.K.env",
+        ),
         (_BAD + "{scheduler: {type: nomad}}\n", "InferenceService/bad", '"nomad" is not one of local, ray, slurm'),
         (AGENT, "AgentService/a", "there is no module a"),
         (AGENT.replace("good, model: m", "absent, model: m"), "AgentService/a", "does not exist"),
@@ -447,7 +452,10 @@ def test_dependents_of_invalid_object_are_blocked(areal: Areal, manifests_of: An
 def test_apply_reports_same_faults_as_diff(areal: Areal, tmp_path: Path) -> None:
     file = tmp_path / "m.yaml"
     lost = _MODEL.replace("service: good", "service: absent") + "external: {url: 'http://127.0.0.1:9'}}\n"
-    secret = _MODEL.replace("name: bad", "name: secret") + "backend: vllm, path: /, envFrom: {K: {env: NO_SUCH_KEY}}}\n"
+    secret = (
+        _MODEL.replace("name: bad", "name: secret")
+        + "backend: vllm, path: examples/reverse_digits/model, envFrom: {K: {env: NO_SUCH_KEY}}}\n"
+    )
     file.write_text("---\n".join([GOOD, lost, secret]))
     for verb in (("diff",), ("apply", "--yes")):
         result = areal(*verb, "-f", str(file))

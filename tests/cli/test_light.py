@@ -94,6 +94,7 @@ def test_light_command_imports_no_heavy_modules(
 def test_unchanged_diff_imports_no_executor_or_http_client(spawn: Spawner, home: Any, tmp_path: Path) -> None:
     (tmp_path / "service.yaml").write_text(SUSPENDED.format(folder=tmp_path))
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
     assert spawn("apply", "-f", str(tmp_path / "service.yaml")).finish().code == 0
     code, names = modules(spawn("diff", "-f", str(tmp_path / "service.yaml"), code=SHOW).finish().err)
     assert code == 0
