@@ -4,8 +4,8 @@ The source of an engine's parser contains its flags, among other names; importin
 CPU. Only an argument that the source lacks is looked up in the engine's ``--help``, once per version. An interpreter's
 installed version is queried once, in the environment of the engine's process, and again when the interpreter or a
 folder on its import path has changed: an apply without changes starts no process. If an engine is not installed, or its
-help has no flags, nothing is checked, and the engine itself reports a wrong argument when it starts. A help that takes
-too long is reported, and requested again the next time.
+help has no flags or takes too long, nothing is checked, which is reported; the engine itself reports a wrong argument
+when it starts. A help that took too long is requested again the next time.
 """
 
 from __future__ import annotations
@@ -134,9 +134,10 @@ def installed_flags(
     of: InstalledEngine, cache: Path, tell: Callable[[str], None] = lambda stage: None
 ) -> Collection[str] | None:
     """Return the flags, without dashes, in the engine's help, or None if they are unknown. ``tell`` is called before
-    the help is requested, and if it does not answer."""
+    the help is requested, and with the reason if the flags are unknown."""
     engine, version = of.engine, _installation(of, cache).version
     if not version:
+        tell(f"engineArgs are not checked: {engine} is not installed in {of.python}")
         return None
     help_of = cache / f"{engine}-{re.sub(r'[^0-9A-Za-z.+-]', '_', version)}-{of.digest}.json"
     flags = _kept(help_of)
@@ -150,6 +151,7 @@ def installed_flags(
         tell(f"engineArgs are not checked: {engine} --help took more than {_HELP_S:g} s")
         return None
     if len(flags) < _FEWEST:
+        tell(f"engineArgs are not checked: {engine} --help lists no flags")
         return None
     _keep(help_of, flags)
     return frozenset(flags)

@@ -71,10 +71,14 @@ def test_damaged_cache_is_queried_again(tmp_path: Path, damage: str) -> None:
     assert asked(tmp_path) == 1
 
 
-def test_missing_or_silent_engine_is_not_checked(tmp_path: Path) -> None:
+def test_missing_or_silent_engine_is_not_checked_and_reported(tmp_path: Path) -> None:
+    told: list[str] = []
     for engine, python in (("vllm", str(tmp_path / "nowhere")), ("sglang", "/bin/false")):
-        assert installed_flags(installed_engine(engine, {"AREAL_ENGINE_PYTHON": python}), tmp_path) is None
-    assert installed_flags(engine_with(tmp_path, flags=["few"]), tmp_path) is None
+        of = installed_engine(engine, {"AREAL_ENGINE_PYTHON": python})
+        assert installed_flags(of, tmp_path, told.append) is None
+        assert told.pop() == f"engineArgs are not checked: {engine} is not installed in {python}"
+    assert installed_flags(engine_with(tmp_path, flags=["few"]), tmp_path, told.append) is None
+    assert told.pop() == "engineArgs are not checked: vllm --help lists no flags"
 
 
 def write_source(folder: Path, flags: list[str]) -> None:

@@ -43,3 +43,17 @@ def test_scale_out_flag_is_set_when_parser_supports_it(
         check=True,
     )
     assert json.loads(done.stdout) == ["--model", "m", *passed]
+
+
+@pytest.mark.parametrize(("engine", "module"), [("vllm", "areal_vllm_server"), ("sglang", "areal_sglang")])
+def test_missing_engine_is_one_line_with_the_next_step(engine: str, module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", module],
+        env={"PYTHONPATH": str(PLUGINS / f"{engine}_plugin")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith(f"error: {engine} is not installed in {sys.executable}: ")
+    assert f"pip install 'arealctl[{engine}]'" in line and "AREAL_ENGINE_PYTHON" in line
