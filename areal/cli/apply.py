@@ -226,10 +226,11 @@ def _markdown(plan: Plan) -> str:
     lines = [f"**areal diff**: {len(changed)} of {len(plan.objects)} objects differ", ""]
     lines += ["| object | action | why |", "| --- | --- | --- |"]
     for item in changed:
-        why = (item.cause or item.decided_by).replace("|", "\\|") or " "
+        why = (item.cause or item.decided_by).replace("|", "\\|").replace("\n", "<br>") or " "
         lines.append(f"| `{item.ref}` | {item.action} | {why} |")
-    lines += [f"> [!CAUTION]\n> {fault}" for fault in plan.faults]
-    lines += [f"> [!WARNING]\n> {sentence}" for sentence in plan.destructive]
+    # A blank line, since adjacent quotes would be one, of the first kind.
+    lines += [f"\n> [!CAUTION]\n> {fault}" for fault in plan.faults]
+    lines += [f"\n> [!WARNING]\n> {sentence}" for sentence in plan.destructive]
     lines += ["", "<details><summary>plan</summary>", "", "```diff", plan.to_text(), "```", "", "</details>"]
     return "\n".join(lines)
 

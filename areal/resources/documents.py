@@ -413,8 +413,8 @@ def _list(node: Node, context: ExpressionContext, path: tuple[str, ...]) -> list
 @dataclass
 class Reading:
     """State of one rendering while files are read. ``profiles``: all profiles that files name; ``seen``: documents
-    read, including those of other profiles; ``count``: documents after ``generate`` is expanded; ``reads``: the paths
-    below ``values`` that expressions name."""
+    read, including those of other profiles; ``count``: documents after ``generate`` is expanded; ``reads``: what
+    expressions name of ``values`` and ``profile``."""
 
     problems: Problems
     env: EnvironmentVariables
@@ -446,11 +446,12 @@ class Reading:
         return found
 
     def check_profile(self) -> None:
-        """Report an unknown profile, if files name any."""
-        if self.profile is not None and self.profiles and self.profile not in self.profiles:
+        """Report an unknown profile, or one without effect. Files with other faults may name profiles, too."""
+        is_used = self.profile in self.profiles if self.profiles else ("profile",) in self.reads
+        if self.profile is not None and not is_used and (self.profiles or not self.problems):
             near = did_you_mean(self.profile, self.profiles)
-            known = ", ".join(sorted(self.profiles))
-            self.problems.add(Pos("--profile", 1, 1), "", f'unknown profile "{self.profile}"{near}: there are {known}')
+            known = f"there are {', '.join(sorted(self.profiles))}" if self.profiles else "these manifests have none"
+            self.problems.add(Pos("--profile", 1, 1), "", f'unknown profile "{self.profile}"{near}: {known}')
 
     def _is_active(self, document: Document) -> bool:
         """Return whether the document belongs to the profile, or to all profiles."""

@@ -77,7 +77,7 @@ class ExpressionText:
 
     parts: tuple[str | ast.expr, ...]
     reads: frozenset[FieldPath] = frozenset()
-    """The paths below ``values`` that the expressions name, in branches that are not evaluated too."""
+    """The paths below ``values``, and ``profile``, that the expressions name, in branches that are not evaluated too."""
 
     def evaluate(self, scope: Scope) -> Any:
         """Return the value of the expression if there is no literal text, else text. Raises ExpressionError."""
@@ -113,12 +113,12 @@ def parse_template(text: str) -> ExpressionText:
     literal += text[at:]
     if literal or not parts:
         parts.append(literal)
-    reads = frozenset(path for part in parts if not isinstance(part, str) for path in _value_paths(part))
+    reads = frozenset(path for part in parts if not isinstance(part, str) for path in _paths_read(part))
     return ExpressionText(tuple(parts), reads)
 
 
-def _value_paths(tree: ast.expr) -> Iterator[FieldPath]:
-    """Yield the path of each lookup in ``values``, up to the first key that is not literal."""
+def _paths_read(tree: ast.expr) -> Iterator[FieldPath]:
+    """Yield ``profile``, and the path of each lookup in ``values`` up to the first key that is not literal."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -131,8 +131,8 @@ def _value_paths(tree: ast.expr) -> Iterator[FieldPath]:
                 keys.insert(0, literal if isinstance(literal, str | int) else None)
                 pending.append(node.slice)
             node = node.value
-        if isinstance(node, ast.Name) and node.id == "values":
-            yield tuple(takewhile(lambda key: key is not None, keys))  # type: ignore[arg-type]
+        if isinstance(node, ast.Name) and node.id in ("values", "profile"):
+            yield (node.id, *takewhile(lambda key: key is not None, keys))  # type: ignore[misc]
         else:
             pending += ast.iter_child_nodes(node)
 

@@ -220,11 +220,11 @@ def _unread(settings: Sequence[Setting], reads: Collection[FieldPath]) -> list[S
     def is_read(path: FieldPath) -> bool:
         return any(all(step == key for step, key in zip(path, read, strict=False)) for read in reads)
 
-    return [each for each in settings if each.path[0] == "values" and not is_read(each.path[1:])]
+    return [each for each in settings if each.path[0] == "values" and not is_read(each.path)]
 
 
 def _report_unread(setting: Setting, reads: Iterable[FieldPath], problems: Problems) -> None:
-    known = sorted({path_text(path) for path in reads})
+    known = sorted({path_text(path[1:]) for path in reads if path[0] == "values"})
     near = closest(path_text(setting.path[1:]), known)
     meant = f' (did you mean "values.{near}"?)' if near is not None else ""
     hint = f"values that expressions read: {', '.join(known) or 'none'}" if near is None else None

@@ -482,6 +482,10 @@ def test_all_mistakes_of_a_model_are_reported_at_once(areal: Areal, tmp_path: Pa
         assert result.code == 3, result
         for line, name in enumerate(fields, 6):
             assert f"m.yaml:{line}:" in result.err and f"spec.{name}" in result.err, (name, result.err)
+    page = areal("diff", "-f", str(file), "--format", "github").out
+    (row,) = (line for line in page.splitlines() if line.startswith("| `Model/m` |"))
+    assert row.endswith(" |") and "spec.path" in row and "spec.lora" in row  # a cell has no line breaks
+    assert page.count("\n\n> [!CAUTION]\n") == page.count("[!CAUTION]") > 1  # adjacent quotes would be one
 
 
 def test_consequential_fault_is_not_reported(areal: Areal, tmp_path: Path) -> None:

@@ -351,7 +351,7 @@ def test_wrong_argument_count_shows_usage(name: str) -> None:
     ],
 )
 def test_expression_reads_are_full_literal_paths(expression: str, path: tuple[str | int, ...]) -> None:
-    assert parse_template(f"${{{{ {expression} }}}}").reads == {path}
+    assert parse_template(f"${{{{ {expression} }}}}").reads == {("values", *path)}
 
 
 def test_parentheses_are_accepted_up_to_the_bound() -> None:

@@ -157,6 +157,11 @@ def test_profiles_choose_documents() -> None:
     ]
 
 
+def test_profile_without_effect_is_refused() -> None:
+    assert faults(model(), profile="prod") == ['--profile:1:1: unknown profile "prod": these manifests have none']
+    assert rendered(model(name='"${{ profile }}"'), profile="prod").resources[0].name == "prod"
+
+
 def test_environment_reads_are_recorded() -> None:
     text = model('{backend: embedded, path: "${{ env.ROOT }}/m", env: {A: "${{ default(env.ABSENT, \'x\') }}"}}')
     found = rendered(text, env={"ROOT": "/models", "OTHER": "y"})
