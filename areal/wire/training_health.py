@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 Step = Mapping[str, Any]
@@ -45,11 +45,11 @@ class TrainingWarning(NamedTuple):
     step: int | None = None
     is_error: bool = False
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a log should repeat it now: at the first step, and each time that their number has doubled."""
+    def is_due(self, held: Collection[str]) -> bool:
+        """Return whether a log should report it now: when its rule begins to hold, and each time that the number of
+        its steps has doubled. ``held``: the rules that held at the step before."""
         times, rest = divmod(self.steps, self.least)
-        return rest == 0 and times & (times - 1) == 0
+        return self.rule not in held or (times > 1 and rest == 0 and times & (times - 1) == 0)
 
 
 def warnings_of(steps: Sequence[Step]) -> list[TrainingWarning]:
@@ -95,7 +95,7 @@ def _still_reward(steps: Sequence[Step]) -> TrainingWarning | None:
 
 def _not_finite(steps: Sequence[Step]) -> TrainingWarning | None:
     """NaN or infinity in one of the newest steps."""
-    for ago, step in enumerate(_last(steps, _HOLDS), 1):
+    for step in _last(steps, _HOLDS):
         names = sorted(name for name, value in step.items() if isinstance(value, float) and not math.isfinite(value))
         if names:
             found = step[names[0]]
@@ -104,7 +104,7 @@ def _not_finite(steps: Sequence[Step]) -> TrainingWarning | None:
             where = "" if number is None else f" at step {number}"
             message = f"{names[0]} is {'NaN' if math.isnan(found) else 'infinite'}{others}{where}"
             cause = "a loss or a gradient overflowed (learning rate, precision), or a reward is not finite"
-            return TrainingWarning("not-finite", message, cause, ago, 1, number, is_error=True)
+            return TrainingWarning("not-finite", message, cause, 1, 1, number, is_error=True)
     return None
 
 
@@ -124,7 +124,7 @@ def _kl_spike(steps: Sequence[Step]) -> TrainingWarning | None:
                 where = "" if number is None else f" at step {number}"
                 message = f"{name} is {value:.3g}{where}, where {usual:.2g} is usual"
                 cause = "one update moved the policy far: an outlier in the batch, or too high a learning rate"
-                return TrainingWarning("kl-spike", message, cause, ago, 1, number)
+                return TrainingWarning("kl-spike", message, cause, 1, 1, number)
     return None
 
 

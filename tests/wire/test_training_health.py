@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable
 from typing import Any
@@ -94,7 +95,26 @@ def test_reward_rising_and_falling_back_has_moved() -> None:
 
 @pytest.mark.parametrize(("count", "due"), [(10, True), (11, False), (15, False), (20, True), (30, False), (40, True)])
 def test_log_repeats_warning_when_its_steps_double(count: int, due: bool) -> None:
-    assert [each.is_due for each in warnings_of(steps(count, grad_norm=0.0))] == [due]
+    held = {each.rule for each in warnings_of(steps(count - 1, grad_norm=0.0))}
+    assert [each.is_due(held) for each in warnings_of(steps(count, grad_norm=0.0))] == [due]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [{"approx_kl": 0.003}] * 20 + [{"approx_kl": 0.5}] + [{"approx_kl": 0.003}] * 20,
+        [{"loss": 1.0}] * 20 + [{"loss": math.nan}] * 3 + [{"loss": 1.0}] * 20,
+        rewarded([*[number / 100 for number in range(100)], *[0.1] * 60], 0.01, 1),
+    ],
+    ids=["kl-spike", "not-finite", "reward-collapse"],
+)
+def test_log_reports_lasting_warning_once(found: list[dict[str, Any]]) -> None:
+    said, held = [], set[str]()
+    for count in range(1, len(found) + 1):
+        now = warnings_of(found[:count])
+        said += [each.rule for each in now if each.is_due(held)]
+        held = {each.rule for each in now}
+    assert len(said) == 1
 
 
 @given(

@@ -99,6 +99,7 @@ class Trainer(abc.ABC):
         self._updates: dict[str, int] = {}  # optimizer steps in a step, by role
         self._prometheus: Prometheus | None = None
         self._recent: deque[Metrics] = deque(maxlen=_REMEMBERED)
+        self._warned: set[str] = set()  # the rules of the newest step's warnings
         self._skipped: set[str] = set()  # due after this step, and not done because of a stop
         self.stack = contextlib.ExitStack()
         try:
@@ -267,10 +268,12 @@ class Trainer(abc.ABC):
         if self.ranks.is_first:
             self.log.write(self.step, recorded | metrics, self.total_steps)
             self.progress.step(self.step, metrics)
-            self._recent.append(metrics)
-            for warning in warnings_of(self._recent):
-                if warning.is_due:
+            self._recent.append({"step": self.step, **metrics})
+            found = warnings_of(self._recent)
+            for warning in found:
+                if warning.is_due(self._warned):
                     self.progress.info(f"warning: {warning.message}")
+            self._warned = {warning.rule for warning in found}
 
     def report_stage(self, stage: str) -> None:
         """Report the stage of the run before its first step, for its status."""
