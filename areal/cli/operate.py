@@ -254,7 +254,7 @@ def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> i
             click.echo("\n".join(error_lines(item.error)), err=True)
     for note in outcome.notes:
         cli.info(note)
-    if interrupted and outcome.exit_code in (0, interrupt.STATUS):
+    if interrupted and not outcome.exit_code:
         cli.info("interrupted; run the same command again to go on from here")
         return interrupt.STATUS
     return outcome.exit_code

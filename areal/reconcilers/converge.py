@@ -44,6 +44,7 @@ from areal.state.events import EventLog
 from areal.state.journal import Operation, Transaction, orphans
 from areal.state.locks import HOUSEKEEPING, lock_objects
 
+GOES_ON = "more is to be done than was planned at first: the same command again goes on"
 MAX_PASSES = 3  # a pass can reveal facts that it did not know, such as a port that had to change
 
 Approve = Callable[[Plan], bool]
@@ -102,7 +103,7 @@ def converge(
                 if following.plan.is_empty:
                     break
                 if not following.touched <= held or not approved.issuperset(following.plan.destructive):
-                    notes.append("more is to be done than was planned at first: the same command again goes on")
+                    notes.append(GOES_ON)
                     break
                 todo = [op.to_text() for op in following.plan.ops]
                 if not passes_left or todo == [op.to_text() for op in planned.plan.ops]:

@@ -10,7 +10,7 @@ from areal.dataclasses import dataclass, replace
 from areal.errors import Conflict, NotFound, UsageFault
 from areal.reconcilers.apply import apply
 from areal.reconcilers.context import ApplyRequest, Context, ObjectOutcome, Outcome
-from areal.reconcilers.converge import converge
+from areal.reconcilers.converge import GOES_ON, converge
 from areal.reconcilers.desired import (
     Target,
     check_removals,
@@ -105,7 +105,8 @@ def carry_out(
     choose = _only(ctx, change.ref, change.edit)
     outcome = _converge(ctx, choose, change.policy, timeout_s, approve, check=check)
     if change.done == _SUSPENDED and controller_of(change.ref.kind).runs_to_completion and not outcome.exit_code:
-        rest(ctx, change.ref, timeout_s)
+        rest(ctx, change.ref, timeout_s)  # what more was to be done
+        outcome = replace(outcome, notes=tuple(note for note in outcome.notes if note != GOES_ON))
     return with_action(outcome, "configured", change.done)
 
 

@@ -72,6 +72,9 @@ def test_job_brings_service_that_suspends_and_deletes_with_it(jobs: Box) -> None
     assert servers(jobs) == started, "the next attempt finds them as they were"
     refused = jobs.areal("delete", "inferenceservice/own", "--yes")
     assert refused.code == 5 and "TrainJob/own" in refused.err
+    stopped = jobs.ok("train", "stop", "own", "--grace", "5s")
+    assert not jobs.living() and "the same command" not in stopped.err, "nothing is left to do"
+    jobs.ok("resume", "trainjob/own")
     done.touch()
     wait_phase(jobs, "own", "Succeeded")
     wait_until(lambda: not jobs.living(), 60, "nothing of it runs")
