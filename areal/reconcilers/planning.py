@@ -105,7 +105,8 @@ def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
         run, changed = max(live, key=lambda each: _preference(each[0]))
         if run.key_fault:
             return Decision(Action.REPLACE, f"{KEY_LOST}: {run.key_fault}", run, (KEY_LOST, run.key_fault))
-        return Decision(Action.REPLACE, f"{changed} changed", run, changed=changed)
+        cause = "restart requested" if changed == "its restartedAt" else f"{changed} changed"
+        return Decision(Action.REPLACE, cause, run, changed=changed)
     ended = [run for run in runs if run.state.phase in (*ENDED, Phase.INTENDED)]
     dead = max(ended, key=lambda run: (run.ended_at, run.uid), default=None)
     if dead is None:
@@ -144,7 +145,7 @@ def _outdated(component: Component, run: ObservedRun) -> str:
     recorded = run.state.spec.inputs
     for name, value in sorted({KEY_INPUT: None, ENV_INPUT: None, **component.inputs}.items()):
         if recorded.get(name) != value:
-            return f"inputs.{name}"
+            return f"its {name}"
     had, wanted = run.state.spec.spec, component.spec
     if had == wanted:
         return ""

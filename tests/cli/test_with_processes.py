@@ -261,6 +261,8 @@ QUICKSTART = (Path(__file__).resolve().parents[2] / "docs" / "quickstart.md").re
 @pytest.mark.extended
 def test_replaced_processes_are_listed_only_with_all(served: Box) -> None:  # noqa: F811
     served.ok("restart", "model/reverse")
+    told = served.ok("events", "model/reverse").out
+    assert "engine/0: replaced: restart requested" in told and "restartedAt" not in told
     served.ok("scale", "model/reverse", "--replicas", "2")
     served.ok("scale", "model/reverse", "--replicas", "1")
     listed = document(served, "get", "processes")["items"]
