@@ -183,7 +183,7 @@ def _object_outcome(item: ObjectPlan, last: Report, unseen: str) -> ObjectOutcom
     if last.is_unfinished(item.ref):
         unseen = "interrupted" if last.interrupted else "an earlier step failed"
     if unseen:
-        action, what = ("failed", done) if item.action in _GONE else (done, "converged")
+        action, what = ("failed", done) if item.action in (*_GONE, "heal") else (done, "converged")
         return ObjectOutcome(item.ref, action, f"not {what}: {unseen}", _PARTIAL)
     return ObjectOutcome(item.ref, action, item.cause)
 

@@ -13,7 +13,7 @@ from areal.reconcilers.desired import Target, deletions, with_layer
 from areal.reconcilers.kinds.model_plan import ENGINE_FIELDS, PROXY_FIELDS
 from areal.reconcilers.observe import Observed
 from areal.reconcilers.outcomes import outcome_of
-from areal.reconcilers.plan import Op, Plan, StartRun, StopRun, Verb
+from areal.reconcilers.plan import Op, Plan, Report, StartRun, StopRun, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
 from areal.resources.fields import fields_of
@@ -141,6 +141,9 @@ def test_plan_for_dead_shim_sweeps_session_before_successor() -> None:
     home, item, observed = steady()
     plan = plan_of(unchanged(home), unchanged(item), observed=without(observed, "qwen-engine-0", Phase.DEAD))
     assert verbs(plan, MODEL)[:3] == ["stop engine/0", "spawn engine/0", "await-ready engine/0"]
+    cut = outcome_of(plan, [Report(plan, skipped={op.id for op in plan.ops})])
+    told = {each.ref: (each.action, each.message) for each in cut.objects}
+    assert told[MODEL] == ("failed", "not healed: an earlier step failed")
 
 
 def test_plan_of_unobservable_run_does_nothing_with_reason() -> None:
