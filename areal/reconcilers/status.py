@@ -268,9 +268,14 @@ def wait(
         if waited_s >= timeout_s:
             names = ", ".join(str(ref) for ref in pending)
             message = f"timed out after {timeout_s:g} s waiting for {words}: {names}"
-            now = (seen[str(ref)] for ref in pending if str(ref) in seen)
-            detail = "\n".join(f"{each.ref} is {each.phase}: {each.message}".removesuffix(": ") for each in now)
-            raise TimedOut(message, hint=f"areal describe {pending[0]}", detail=detail)
+            now = [seen[str(ref)] for ref in pending if str(ref) in seen]
+            lines = [f"{each.ref} is {each.phase}: {each.message}".removesuffix(": ") for each in now]
+            paths = [text for each in conditions for text in each if text.startswith("jsonpath=")]
+            for ref, text in ((ref, text) for ref in pending if ref in found for text in paths):
+                expression, _, value = _path(text, found[ref], seen[str(ref)])
+                lines.append(f"{ref}: {expression} is {value or 'empty'}")
+            verb = "resume" if now and now[0].phase in ("Stopped", "Suspended") else "describe"
+            raise TimedOut(message, hint=f"areal {verb} {pending[0]}", detail="\n".join(lines))
         for ref in pending:
             status = seen.get(str(ref))
             if stopped_fails and status is not None and status.phase == "Stopped":
@@ -312,10 +317,16 @@ def _holds(text: str, stored: StoredObject | None, status: ObjectStatus | None) 
         name, _, value = text.removeprefix("condition=").partition("=")
         wanted = value or "True"
         return any(c.type.lower() == name.lower() and c.status.lower() == wanted.lower() for c in status.conditions)
+    _, wanted, value = _path(text, stored, status)
+    return value == wanted
+
+
+def _path(text: str, stored: StoredObject, status: ObjectStatus) -> tuple[str, str, str]:
+    """Return the expression of ``jsonpath=EXPR=VALUE``, VALUE, and the object's present value."""
     from areal.resources.jsonpath import evaluate
 
-    expression, _, value = text.removeprefix("jsonpath=").rpartition("=")
-    return evaluate(expression, object_document(stored, status)) == value
+    expression, _, wanted = text.removeprefix("jsonpath=").rpartition("=")
+    return expression, wanted, evaluate(expression, object_document(stored, status))
 
 
 def _fail_if_stalled(

@@ -266,6 +266,12 @@ def test_wait_times_out_at_deadline(areal: Areal, record: Callable[..., Any], su
     assert result.code == 7 and f"Model/qwen is {'Suspended' if suspended else 'Missing'}" in result.err, result
     result = areal("wait", "model/qwen", "--for", "jsonpath={.status.phase}=Suspended", "--timeout", "200ms", "-q")
     assert result.code == (0 if suspended else 7)
+    result = areal("wait", "model/qwen", "--for", "jsonpath={.status.ready}=2", "--timeout", "200ms", "-q")
+    assert result.code == 7 and "Model/qwen: {.status.ready} is 0/" in result.err
+    result = areal("wait", "model/qwen", "--for", "ready", "--timeout", "200ms", "-q")
+    assert not suspended or "hint: areal resume Model/qwen" in result.err, result
+    result = areal("wait", "model/qwen", "--for", "jsonpath={.status.redy}=2", "--timeout", "200ms", "-q")
+    assert "Model/qwen: {.status.redy} is empty" in result.err
 
 
 def test_destructive_verb_asks_on_terminal(home: Home, record: Any) -> None:

@@ -19,7 +19,7 @@ export default function Home({ route }) {
   const events = useMemo(() => [...(data?.events ?? [])].reverse(), [data]);
   if (!data) return html`<${Loading} error=${error} />`;
   const current = data.objects.filter((row) => !isPast(row));
-  const failing = current.filter((row) => !WELL.has(row.status.phase) && row.status.phase !== "Suspended");
+  const failing = current.filter((row) => ![...WELL, "Suspended", "Stopped"].includes(row.status.phase));
   const ended = data.objects.length - current.length;
   return html`
     <div class="head">
