@@ -77,7 +77,7 @@ class ExpressionText:
 
     parts: tuple[str | ast.expr, ...]
     reads: frozenset[FieldPath] = frozenset()
-    """The paths below ``values``, and ``profile``, that the expressions name, in branches that are not evaluated too."""
+    """The paths below ``values``, and ``profile``, that are named, in branches that are not evaluated too."""
 
     def evaluate(self, scope: Scope) -> Any:
         """Return the value of the expression if there is no literal text, else text. Raises ExpressionError."""
@@ -132,7 +132,7 @@ def _paths_read(tree: ast.expr) -> Iterator[FieldPath]:
                 pending.append(node.slice)
             node = node.value
         if isinstance(node, ast.Name) and node.id in ("values", "profile"):
-            yield (node.id, *takewhile(lambda key: key is not None, keys))  # type: ignore[misc]
+            yield (node.id, *takewhile(lambda key: key is not None, keys))  # type: ignore[arg-type]
         else:
             pending += ast.iter_child_nodes(node)
 

@@ -231,6 +231,7 @@ def test_model_folder_without_tokenizer_is_refused(areal: Areal, record: Callabl
     model, other = tmp_path / "model", tmp_path / "other"
     model.mkdir()
     other.mkdir()
+    (model / "config.json").touch()
     words = (*REGISTER, str(model), "--backend", "embedded", "--dry-run")
     lacks = areal(*words)
     assert lacks.code == 3

@@ -67,7 +67,9 @@ class ModelController(KindController):
                 if later or not isinstance(path, str):
                     continue
                 if (folder := resolve_model_path(path, resource.source.file)) is not None:
-                    if place == tokenizer and not Path(folder, "tokenizer.json").is_file():
+                    # Without config.json it is no model: the engine says so.
+                    is_model = place == ("tokenizerPath",) or Path(folder, "config.json").is_file()
+                    if place == tokenizer and is_model and not Path(folder, "tokenizer.json").is_file():
                         hint = "name a folder that has one as the tokenizer path"
                         found.append(resource.fault(place, f"model folder {path!r} has no tokenizer.json", hint))
                     continue

@@ -54,7 +54,7 @@ def missing_layers(folder: Path) -> str:
 
 if __name__ == "__main__":  # its processes import this file again
     if find_spec("sglang") is None:
-        remedy = "pip install 'arealctl[sglang]' there, or name the Python that has it: env: {AREAL_ENGINE_PYTHON: PATH}"
+        remedy = "pip install 'arealctl[sglang]' there, or name a Python that has it: env: {AREAL_ENGINE_PYTHON: PATH}"
         sys.exit(f"error: sglang is not installed in {sys.executable}: {remedy}")
     if "--model-path" in sys.argv and (fault := missing_layers(Path(sys.argv[sys.argv.index("--model-path") + 1]))):
         sys.exit(fault)

@@ -38,7 +38,7 @@ def has_scale_out_flag() -> bool:
 
 if __name__ == "__main__":  # its processes import this file again
     if find_spec("vllm") is None:
-        remedy = "pip install 'arealctl[vllm]' there, or name the Python that has it: env: {AREAL_ENGINE_PYTHON: PATH}"
+        remedy = "pip install 'arealctl[vllm]' there, or name a Python that has it: env: {AREAL_ENGINE_PYTHON: PATH}"
         sys.exit(f"error: vllm is not installed in {sys.executable}: {remedy}")
     if has_scale_out_flag() and not any("enable-scale-out" in each for each in sys.argv):
         sys.argv.append("--enable-scale-out")
