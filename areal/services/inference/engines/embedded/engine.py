@@ -476,12 +476,12 @@ class Engine:
         full: list[TokenSequence] = []
         dead_ends: list[TokenSequence] = []  # their grammar cannot go on
         tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
-        for index, (sequence, token, logprob) in enumerate(zip(sequences, tokens, logprobs, strict=True)):
+        for sequence, likeliest in zip(sequences, top or (), strict=False):
+            sequence.top.append(likeliest)
+        for sequence, token, logprob in zip(sequences, tokens, logprobs, strict=True):
             sequence.output.append(token)
             sequence.logprobs.append(logprob)
             sequence.versions.append(version)
-            if top is not None:
-                sequence.top.append(top[index])
             sequence.produced += 1
             if sequence.matcher is not None and (fault := sequence.matcher.observe(token)) is not None:
                 sequence.fault = fault

@@ -233,8 +233,9 @@ class SamplerBatch:
             return None
         batch = copy(self)
         batch.sequences = tuple(self.sequences[row] for row in rows)
-        batch._top = [self._top[row] for row in rows]
-        batch._most_top = max(batch._top)
+        if self._most_top:
+            batch._top = [self._top[row] for row in rows]
+            batch._most_top = max(batch._top)
         if self._greedy:
             return batch
         taken = np.array(rows)

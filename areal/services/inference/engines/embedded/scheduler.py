@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
+from functools import cached_property
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
@@ -199,7 +200,7 @@ class Prefill:
     fills: tuple[Copy, ...] = ()
     copies: tuple[PromptCopy, ...] = ()
 
-    @property
+    @cached_property
     def completed(self) -> tuple[tuple[TokenSequence, int], ...]:
         """The sequences that are completely computed after the step, by row, with the index of the chunk of their
         logits."""
@@ -494,13 +495,15 @@ class BatchScheduler:
         return length if padded <= min(budget, 2 * total) else start
 
     def _width(self) -> int:
-        """Positions of the widest admitted row once its newest token is computed."""
-        width = max([sequence.length for sequence in self.decoding], default=0)
+        """Positions of the widest admitted row once its newest token is computed, the only one that is not cached."""
+        width = max([sequence.cached for sequence in self.decoding], default=-1) + 1
         return max(width, self.partial.length) if self.partial else width
 
     def _preempt(self) -> tuple[Copy, ...]:
         """Preempt sequences, newest first, until the rectangle fits."""
         moves: list[Copy] = []
+        if (len(self.decoding) + 1) * self.limits.max_length <= self.limits.kv_tokens:
+            return ()  # at any length
         while (rows := len(self.running)) > 1 and rows * self._width() > self.limits.kv_tokens:
             newest = self.partial or max(self.decoding, key=lambda each: each.arrival)
             moves += self._vacate(newest)
