@@ -81,9 +81,12 @@ class ConnectTrainer:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateWeights:
+    """``published``: what the trainer has staged as this version; without it, the trainer is asked."""
+
     pair_name: str
     version: WeightVersion
     inference_gateway_url: HttpUrl | None = None
+    published: PublishedVersion | None = None
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class WeightUpdateRoutes:
                 done, pair.synced_version = pair.last, None
             else:  # checked again: another update may have run while this one waited
                 check_version(pair, body.version)
-                done = await self._updater.update(pair, body.version)
+                done = await self._updater.update(pair, body.version, body.published)
         return json_response({"status": "ok", **asdict(done)})
 
     async def force_sync(self, request: Request) -> Response:

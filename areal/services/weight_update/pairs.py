@@ -47,6 +47,7 @@ class Pair:
     state: PairState = PairState.CONNECTED
     version: int = -1
     connected: set[str] = field(default_factory=set)  # inference workers that are connected to the pair
+    incarnations: dict[str, object] = field(default_factory=dict)  # of workers whose last operation succeeded
     joining_workers: set[str] = field(default_factory=set)  # inference workers that requested the published version
     synced_version: int | None = None  # a version that a sync transferred before its trainer requested the update
     updated_at: float | None = None

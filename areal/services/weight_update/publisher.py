@@ -198,7 +198,8 @@ class TrainerPair:
         self.publisher.settle()
 
     def deliver(self, version: int) -> bodies.UpdateResult:
-        body: dict[str, object] = {"pair_name": self.name, "version": version}
+        published = self.publisher.published(version)
+        body: dict[str, object] = {"pair_name": self.name, "version": version, "published": published}
         if self.current_address is not None:
             body["inference_gateway_url"] = self.current_address()
         done = self._post("/update_weights", body, _UPDATE_S)

@@ -251,9 +251,9 @@ class Updater:
         pair.connected.clear()
         return [str(result) for result in results if isinstance(result, BaseException)]
 
-    async def update(self, pair: Pair, version: int) -> UpdateResult:
-        """Update the pair to ``version``. Raises ApiError 502 if a step failed; generation continues in every case. The
-        caller holds the lock."""
+    async def update(self, pair: Pair, version: int, published: PublishedVersion | None = None) -> UpdateResult:
+        """Update the pair to ``version``; ``published``: what the trainer has staged, if it has said so. Raises
+        ApiError 502 if a step failed; generation continues in every case. The caller holds the lock."""
         began, at = time.monotonic(), time.time()
         pair.state = PairState.UPDATING
         replicas: dict[str, float | None] = {}
@@ -261,7 +261,7 @@ class Updater:
         try:
             with tracing.span("weight_update", about) as span:
                 async with _as_api_error("update"):
-                    done = await self._update(pair, version, began, replicas)
+                    done = await self._update(pair, version, published, began, replicas)
                 span.set({"areal.bytes": done.bytes, "areal.pause_ms": done.paused_ms, "areal.replicas": len(replicas)})
         except BaseException as error:
             reason = error.message if isinstance(error, ApiError) else f"interrupted: {type(error).__name__}"
@@ -272,7 +272,14 @@ class Updater:
         self._history.note(pair, version, at, replicas=replicas, size=done.bytes)
         return done
 
-    async def _update(self, pair: Pair, version: int, began: float, replicas: dict[str, float | None]) -> UpdateResult:
+    async def _update(
+        self,
+        pair: Pair,
+        version: int,
+        published: PublishedVersion | None,
+        began: float,
+        replicas: dict[str, float | None],
+    ) -> UpdateResult:
         """Update the pair. ``replicas`` is filled with the workers that took part and their pauses."""
         order = WeightOrder(pair_name=pair.name, version=version)
         carry = self._broadcast if pair.mode is Mode.XCCL else self._publish
@@ -282,7 +289,7 @@ class Updater:
             replicas.clear()
             replicas.update(dict.fromkeys(urls))
             try:
-                size, paused_ms = await carry(pair, workers, order)
+                size, paused_ms = await carry(pair, workers, order, published)
                 break
             except WorkerFailed as error:
                 restarted = await workers.restarted()
@@ -293,6 +300,7 @@ class Updater:
                 _log.warning("the update of %s is repeated: %s: %s", pair.name, why, error)
                 await asyncio.sleep(_POLL_S)
         pair.joining_workers -= set(workers.urls)
+        pair.incarnations = workers.incarnations
         replicas.update(workers.pauses)
         return UpdateResult(version, round((time.monotonic() - began) * 1e3, 3), round(paused_ms, 3), size)
 
@@ -329,31 +337,66 @@ class Updater:
                 return
             await asyncio.sleep(_POLL_S)
 
-    async def _publish(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
+    async def _publish(
+        self, pair: Pair, workers: WorkerSet, order: WeightOrder, published: PublishedVersion | None = None
+    ) -> tuple[int, float]:
         """Publish a folder, and make each worker prepare and swap it. Return as ``_swap``."""
-        await self._connect_newcomers(pair, workers)
-        published: Any = await self._client.post(pair.train[0], "/weights/publish", order, _TRANSFER_S)
+        if published is None:
+            answer: Any = await self._client.post(pair.train[0], "/weights/publish", order, _TRANSFER_S)
+            published = answer
         taken = replace(order, source=published["source"])
+        if (paused_ms := await self._replace_at_once(pair, workers, taken, published)) is not None:
+            return int(published["bytes"]), paused_ms
+        await self._connect_newcomers(pair, workers)
         await workers.all("/weights/prepare", taken, _TRANSFER_S)
         return await self._swap(workers, taken, published)
 
-    async def _broadcast(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
+    async def _replace_at_once(
+        self, pair: Pair, workers: WorkerSet, taken: WeightOrder, published: PublishedVersion
+    ) -> float | None:
+        """Make the only worker prepare, swap and commit in one call. Return the pause in ms; None if it takes several
+        calls: after a failure, with a probe to check before the commit, or if the worker knows neither this pair nor
+        this call."""
+        workers.incarnations, pair.incarnations = pair.incarnations, {}
+        if "probe" in published or len(workers.urls) != 1 or workers.urls[0] not in workers.incarnations:
+            return None
+        order = replace(taken, gateway=self._address(), writer=self._writer)
+
+        async def ask(url: str) -> dict[str, Any]:
+            try:
+                return await self._client.post(url, "/weights/replace", order, _TRANSFER_S)
+            except WorkerFailed as error:
+                if error.status == 404:
+                    return {}
+                raise
+
+        ((url, answer),) = (await workers.each(ask)).items()
+        if not answer:
+            return None
+        workers.incarnations, workers.pauses = {url: answer["incarnation"]}, {url: float(answer["paused_ms"])}
+        return workers.pauses[url]
+
+    async def _broadcast(
+        self, pair: Pair, workers: WorkerSet, order: WeightOrder, published: PublishedVersion | None = None
+    ) -> tuple[int, float]:
         """Broadcast. If a worker is lost meanwhile, broadcast once more in a group of the remaining workers."""
         before = len(workers.lost)
         try:
-            return await self._broadcast_once(pair, workers, order)
+            return await self._broadcast_once(pair, workers, order, published)
         except WorkerFailed as error:
             await workers.drop_lost()
             if len(workers.lost) == before or not workers.urls:
                 raise
             _log.warning("the process group of %s is formed anew: %s", pair.name, error)
-        return await self._broadcast_once(pair, workers, order)
+        return await self._broadcast_once(pair, workers, order, published)
 
-    async def _broadcast_once(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
+    async def _broadcast_once(
+        self, pair: Pair, workers: WorkerSet, order: WeightOrder, published: PublishedVersion | None
+    ) -> tuple[int, float]:
         """Send and receive at the same time. If a member fails, disconnect the pair, because the others would wait for
         that member; the next broadcast forms a new process group."""
         await self._connect_newcomers(pair, workers)
-        manifest: Any = await self._client.post(pair.train[0], "/weights/manifest", order, _TRANSFER_S)
+        manifest: Any = published or await self._client.post(pair.train[0], "/weights/manifest", order, _TRANSFER_S)
         taken = replace(order, source=manifest["source"])
         await workers.all("/weights/prepare", replace(taken, verify=True))
         calls = [self._client.post(pair.train[0], "/weights/publish", order, _TRANSFER_S)]

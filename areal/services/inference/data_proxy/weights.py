@@ -172,6 +172,7 @@ class WeightRoutes:
         service.route("POST", "/weights/connect", self.connect, Access.ADMIN)
         service.route("POST", "/weights/prepare", self.prepare, Access.ADMIN)
         service.route("POST", "/weights/update", self.update, Access.ADMIN)
+        service.route("POST", "/weights/replace", self.replace, Access.ADMIN)
         service.route("POST", "/weights/check", self.check, Access.ADMIN)
         service.route("POST", "/weights/commit", self.commit, Access.ADMIN)
         service.route("POST", "/weights/revert", self.revert, Access.ADMIN)
@@ -218,6 +219,10 @@ class WeightRoutes:
         """Make the engine read or receive the weights that ``update`` will swap in. An engine that cannot stage weights
         swaps a broadcast at once. With ``verify`` the engine only reports whether it would refuse the weights."""
         body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
+        pair = await self._prepare(body)
+        return json_response({"status": "ok", "pair_name": pair.name, "version": body.version})
+
+    async def _prepare(self, body: bodies.WeightOrder) -> WeightPair:
         pair, source = self._pair(body.pair_name), self._source(body)
         self._early = None
         with engine_errors_as_api_errors():
@@ -230,19 +235,32 @@ class WeightRoutes:
             elif isinstance(source, Broadcast) and isinstance(self._engine, GroupReceiver):
                 receive = partial(self._engine.receive_weights, source.group, source.layout, body.version)
                 self._early = pair.name, body.version, await self._swap(pair, body.version, receive)
-        return json_response({"status": "ok", "pair_name": pair.name, "version": body.version})
+        return pair
 
     async def update(self, request: Request) -> Response:
         """Swap the weights. ``paused_ms``: how long generation was paused."""
         body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
+        about = {"pair_name": body.pair_name, "version": body.version, "paused_ms": await self._update(body)}
+        return json_response({"status": "ok", **about})
+
+    async def _update(self, body: bodies.WeightOrder) -> float:
         pair, source, version = self._pair(body.pair_name), self._source(body), body.version
         early, self._early = self._early, None
+        if early is not None and early[:2] == (pair.name, version):
+            return early[2]
         with engine_errors_as_api_errors():
-            if early is not None and early[:2] == (pair.name, version):
-                paused_ms = early[2]
-            else:
-                paused_ms = await self._swap(pair, version, self._loading(source, version))
-        return json_response({"status": "ok", "pair_name": pair.name, "version": version, "paused_ms": paused_ms})
+            return await self._swap(pair, version, self._loading(source, version))
+
+    async def replace(self, request: Request) -> Response:
+        """Prepare, swap and commit, for a pair with no other worker. Raises 404 unless this weight-update gateway has
+        connected the pair."""
+        body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
+        if self._pair(body.pair_name).gateway != body.gateway:
+            raise _unknown(body.pair_name)
+        await self._prepare(body)
+        about = {"pair_name": body.pair_name, "version": body.version, "paused_ms": await self._update(body)}
+        self._commit(body)
+        return json_response({"status": "ok", **about, "incarnation": self._incarnation})
 
     def _loading(self, source: str | Broadcast, version: int) -> Callable[[], Awaitable[None]]:
         if isinstance(self._engine, WeightStager):
@@ -286,13 +304,16 @@ class WeightRoutes:
     async def commit(self, request: Request) -> Response:
         """Publish a version that every worker of the pair has. Workers that start serve only this version."""
         body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
+        self._commit(body)
+        return json_response({"status": "ok", "pair_name": body.pair_name, "version": body.version})
+
+    def _commit(self, body: bodies.WeightOrder) -> None:
         pair = self._pair(body.pair_name)
         # Shared memory ends with its trainer: its path is not published.
         path = body_as(bodies.FolderSource, body.source, "source").path if pair.mode == "disk" else None
         with self._keeping():
             self._tracker.commit(self._tracker.record(pair.name, body.version, path, body.gateway, body.writer))
         self._uncommitted = None
-        return json_response({"status": "ok", "pair_name": pair.name, "version": body.version})
 
     async def revert(self, request: Request) -> Response:
         """Return to the published weights because a worker of the pair refused this version. A worker that has no part
@@ -340,9 +361,12 @@ class WeightRoutes:
         known = [pair for pair in self._pairs.values() if pair.mode != XCCL or pair.losses == losses]
         gateways = {pair.name: pair.gateway for pair in known}
         form = self._engine.group_form if isinstance(self._engine, GroupMember) else None
-        incarnation = f"{self._process}-{losses}"
-        about = {"pairs": list(gateways), "gateways": gateways, "group_form": form, "incarnation": incarnation}
+        about = {"pairs": list(gateways), "gateways": gateways, "group_form": form, "incarnation": self._incarnation}
         return json_response(about)
+
+    @property
+    def _incarnation(self) -> str:
+        return f"{self._process}-{self._control.watch.losses}"
 
     async def disconnect(self, request: Request) -> Response:
         """Remove a pair. Idempotent, also after a ``connect`` that failed halfway. A pair that another ``gateway``
@@ -406,8 +430,12 @@ class WeightRoutes:
 
     def _pair(self, name: str) -> WeightPair:
         if name not in self._pairs:
-            raise ApiError(404, f"pair {name!r} is not connected here", code="pair_not_found", param="pair_name")
+            raise _unknown(name)
         return self._pairs[name]
+
+
+def _unknown(name: str) -> ApiError:
+    return ApiError(404, f"pair {name!r} is not connected here", code="pair_not_found", param="pair_name")
 
 
 async def _shared_folder(offer: bodies.FolderOffer) -> Path:
