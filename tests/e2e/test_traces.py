@@ -189,10 +189,9 @@ def test_weight_update_is_one_trace_from_gateway_to_engine(spans: Spans) -> None
     assert last["areal.replicas"] == 1 and last["areal.bytes"] > 100_000 and last["areal.pause_ms"] > 0
     below = [each for each in spans.by_id.values() if each.trace_id == updates[-1].trace_id]
     paths = {tuple(spans.path(each)) for each in below}
-    for route in ("/weights/prepare", "/weights/update", "/weights/commit"):
-        assert any(
-            path[0] == "weight-update: weight_update" and path[-1] == f"data-proxy: POST {route}" for path in paths
-        )
+    assert any(
+        path[0] == "weight-update: weight_update" and path[-1] == "data-proxy: POST /weights/replace" for path in paths
+    )
     assert any(path[-1] == "engine: POST /load_weights" for path in paths), paths
 
 

@@ -341,18 +341,17 @@ class Updater:
         self, pair: Pair, workers: WorkerSet, order: WeightOrder, published: PublishedVersion | None = None
     ) -> tuple[int, float]:
         """Publish a folder, and make each worker prepare and swap it. Return as ``_swap``."""
-        if published is None:
-            answer: Any = await self._client.post(pair.train[0], "/weights/publish", order, _TRANSFER_S)
-            published = answer
-        taken = replace(order, source=published["source"])
-        if (paused_ms := await self._replace_at_once(pair, workers, taken, published)) is not None:
+        paused_ms = None if published is None else await self._replace_at_once(pair, workers, order, published)
+        if published is not None and paused_ms is not None:
             return int(published["bytes"]), paused_ms
         await self._connect_newcomers(pair, workers)
+        staged: Any = published or await self._client.post(pair.train[0], "/weights/publish", order, _TRANSFER_S)
+        taken = replace(order, source=staged["source"])
         await workers.all("/weights/prepare", taken, _TRANSFER_S)
-        return await self._swap(workers, taken, published)
+        return await self._swap(workers, taken, staged)
 
     async def _replace_at_once(
-        self, pair: Pair, workers: WorkerSet, taken: WeightOrder, published: PublishedVersion
+        self, pair: Pair, workers: WorkerSet, order: WeightOrder, published: PublishedVersion
     ) -> float | None:
         """Make the only worker prepare, swap and commit in one call. Return the pause in ms; None if it takes several
         calls: after a failure, with a probe to check before the commit, or if the worker knows neither this pair nor
@@ -360,7 +359,7 @@ class Updater:
         workers.incarnations, pair.incarnations = pair.incarnations, {}
         if "probe" in published or len(workers.urls) != 1 or workers.urls[0] not in workers.incarnations:
             return None
-        order = replace(taken, gateway=self._address(), writer=self._writer)
+        order = replace(order, source=published["source"], gateway=self._address(), writer=self._writer)
 
         async def ask(url: str) -> dict[str, Any]:
             try:

@@ -163,7 +163,9 @@ def test_update_is_repeated_when_worker_restarts_between_steps(
         return found
 
     monkeypatch.setattr(at.pair.publisher, "published", after_a_restart)
-    at.publish(4, seed=6)
+    new = model(6)
+    at.pair.stage(4, weights(new), probe_of(new))
+    at.here.post("/force_sync", {"pair_name": at.pair.name})  # an update that asks the trainer between its steps
     assert restarts == [4]
     assert at.version(proxy) == 4
     assert at.here.pairs()[0]["state"] == "connected"

@@ -51,6 +51,24 @@ def test_every_worker_computes_with_updated_weights(side: Build, mode: str) -> N
 
 
 @pytest.mark.extended
+def test_only_worker_computes_with_weights_that_it_replaced(side: Build) -> None:
+    here = side(1)
+    pair, (proxy,), key = here.pair("shm"), here.proxies, here.processes.key
+    pair.connect()
+    new = model(5)
+    pair.publish(1, weights(new), probe_of(new))  # a probe is checked before the commit
+    pair.publish(2, weights(new := model(6)))
+    pair.publish(3, weights(new := model(7)))
+    assert here.versions() == [3]
+    assert proxy.call("POST", "/weights/check", {"probe": probe_of(new)}, key=key).status == 200
+    order = {"pair_name": "actor", "version": 4, "source": {"path": "/"}, "gateway": "http://127.0.0.1:1"}
+    assert proxy.call("POST", "/weights/replace", order, key=key).json()["error"]["code"] == "pair_not_found"
+    proxy.call("POST", "/weights/disconnect", {"pair_name": "actor"}, key=key)
+    pair.publish(4, weights(new), probe_of(new))  # such a worker is connected again
+    assert here.versions() == [4]
+
+
+@pytest.mark.extended
 def test_update_during_streams_stamps_each_token(side: Build) -> None:
     here = side(1)
     pair = here.pair("shm")
