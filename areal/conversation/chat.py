@@ -155,6 +155,9 @@ class Chat:
             rest = _rest([self.decode(self.encode(whole))], text, ())
         if rest is None:
             return Branch(_difference(whole, text))
+        added = list(self.encode(rest))
+        if self.bytewise and self.decode(added) == rest and not text.endswith(_CUT):
+            return added
         added = self.encode_after(rest)
         if self.more_text(text, recorded, added) != text + rest:
             return Branch("the tokenizer cannot continue the text in the middle")

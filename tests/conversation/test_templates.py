@@ -121,7 +121,7 @@ def served(name: str, conversation: Conversation, recorded: PrefixMatch | None =
     codec = codec_of(name)
     assert codec.chat is not None
     prompt = ChatPrompt(codec, codec.chat, conversation, {}, lambda text: "", **more)
-    return prompt.token_ids(recorded, None)
+    return prompt.token_ids(recorded, None).tolist()
 
 
 @every_family

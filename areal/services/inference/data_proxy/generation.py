@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -204,7 +205,7 @@ class ResponseState:
     model: str
     codec: TextCodec
     options: ResponseOptions
-    prompts: Sequence[Sequence[int]]
+    prompts: Sequence[array[int]]
     choices: Sequence[Choice]
     echoed: Sequence[str]  # the prompt texts, if the response repeats them
     created: int

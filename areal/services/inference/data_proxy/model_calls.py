@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
@@ -55,7 +56,6 @@ def samples_of(
     state: ResponseState, temperature: float, conversation: ConversationDigest | None, place: int | None
 ) -> list[TokenSample]:
     """Return the records of a finished response, one for each choice. ``place``: the number of a chat's messages."""
-    prompts = [token_array(prompt) for prompt in state.prompts]
     each, samples = state.per_prompt, []
     for choice in state.choices:
         assert choice.finish_reason is not None
@@ -71,7 +71,7 @@ def samples_of(
             extra["scores"] = (scores.logprobs, scores.top_logprobs)
         samples.append(
             TokenSample(
-                prompt_ids=prompts[choice.index // each],
+                prompt_ids=state.prompts[choice.index // each],
                 output_ids=token_array(choice.token_ids),
                 logprobs=choice.logprobs,
                 versions=choice.versions,
@@ -239,14 +239,14 @@ class ModelCalls:
 
     async def _prompts(
         self, generation: GenerationRequest, recorder: CallRecorder | None, size: int, limit: int | None
-    ) -> Sequence[list[int]]:
+    ) -> Sequence[array[int]]:
         """Return the token ids of each prompt. ``recorder`` None: no recorded turn is continued. ``size``: bytes of the
         request. ``limit``: the context length in tokens. Raises ApiError 400 when the template rejects the chat, or a
         prompt exceeds the limit."""
         chat, prompts = generation.chat, generation.prompts
         try:
             if chat is None:
-                return await self._pool.run(lambda: [prompt(limit) for prompt in prompts], size * ENCODE_US)
+                return await self._pool.run(lambda: [token_array(prompt(limit)) for prompt in prompts], size * ENCODE_US)
             known = await recorder.match_prefix(generation.messages) if recorder is not None else None
             render_us = size * RENDER_US
             if known is not None:
@@ -361,7 +361,7 @@ class ModelCalls:
         """Send the recorded response, serialized as this request specifies. Its body equals the first request's."""
         generation = parsed.generation
         turns = [turn for turn in recorder.replayed or () if isinstance(turn, TokenTurn)]
-        prompts = [list(turn.prompt_ids) for turn in turns[:: generation.sampling.n]]
+        prompts = [turn.prompt_ids for turn in turns[:: generation.sampling.n]]
         call_ids = [turn.extra.get("call_ids", ()) for turn in turns]
         state = self._state(generation, prompts, turns[0].answer_id, turns[0].created, call_ids)
         state.scores = [PromptLogprobs(*turn.extra["scores"]) for turn in turns if "scores" in turn.extra]
@@ -377,7 +377,7 @@ class ModelCalls:
     def _state(
         self,
         generation: GenerationRequest,
-        prompts: Sequence[list[int]],
+        prompts: Sequence[array[int]],
         answer_id: str,
         created: int,
         call_ids: Sequence[Sequence[str]] | None = None,

@@ -7,6 +7,7 @@ prompt (``areal.conversation``).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from areal.conversation.template import PROBE
 from areal.dataclasses import dataclass
 from areal.services.http.errors import bad_field, bad_request
 from areal.services.inference.data_proxy.tokenizer import TextCodec, TooLong
-from areal.services.inference.recorder.records import PrefixMatch
+from areal.services.inference.recorder.records import PrefixMatch, token_array
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -92,18 +93,20 @@ class ChatPrompt:
             raise bad_request("the chat template does not let the last message be continued", param="messages")
         return text
 
-    def token_ids(self, recorded: PrefixMatch | None, most: int | None) -> list[int]:
+    def token_ids(self, recorded: PrefixMatch | None, most: int | None) -> array[int]:
         """Return the prompt's tokens. If the conversation continues ``recorded``, they begin with that turn's tokens.
         Raises ApiError 400, and TooLong if there are surely more than ``most``."""
         prompt = self.continued(recorded, most) if recorded is not None else None
-        return self.codec.encode(self.text(), add_special_tokens=False, most=most) if prompt is None else prompt
+        if prompt is None:
+            prompt = token_array(self.codec.encode(self.text(), add_special_tokens=False, most=most))
+        return prompt
 
-    def continued(self, recorded: PrefixMatch, most: int | None) -> list[int] | None:
+    def continued(self, recorded: PrefixMatch, most: int | None) -> array[int] | None:
         """Return the tokens of a recorded turn and those to add; None if the template does not continue it. Raises as
         ``token_ids``."""
         if self.is_open or not self.add_generation_prompt or recorded.place >= len(self.conversation.messages):
             return None
-        tokens, (count, text) = recorded.tokens.tolist(), recorded.decoded
+        tokens, (count, text) = recorded.tokens, recorded.decoded
         if count < len(tokens):
             text = self.chat.more_text(text, tokens[:count], tokens[count:])
             recorded.decoded = len(tokens), text
@@ -120,4 +123,4 @@ class ChatPrompt:
                 added = self.chat.encode_after(text + end)
         if most is not None and len(tokens) + len(added) > most:
             raise TooLong
-        return tokens + added
+        return tokens + token_array(added)

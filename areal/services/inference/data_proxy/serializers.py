@@ -278,7 +278,7 @@ class ChatSerializer(_OpenAISerializer):
         }
 
     def _beside_choices(self) -> dict[str, object]:
-        return {"prompt_token_ids": self._state.prompts[0]} if self._state.options.return_token_ids else {}
+        return {"prompt_token_ids": self._state.prompts[0].tolist()} if self._state.options.return_token_ids else {}
 
 
 class CompletionSerializer(_OpenAISerializer):
@@ -330,7 +330,7 @@ class CompletionSerializer(_OpenAISerializer):
         end = 0 if state.no_answer else len(choice.token_ids)
         more = self._token_fields(choice, 0, end)
         if more:
-            more["prompt_token_ids"] = state.prompts[place]
+            more["prompt_token_ids"] = state.prompts[place].tolist()
         if state.scores and (top := state.prompt_logprobs) is not None:
             more["prompt_logprobs"] = by_token(state.codec, state.prompts[place], state.scores[place], top)
         logprobs = completion_logprobs(state.codec, choice, 0, end, len(echo)) if wanted else None

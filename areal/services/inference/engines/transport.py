@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -332,7 +333,7 @@ class EngineClient(ABC):
         """Pass the deltas of a stream to ``sink`` inside a callback of the loop, merged over a short window; those of a
         whole answer at its end."""
         path, body, reader = self._request(call)
-        is_whole = not body["stream"]
+        is_whole, data = not body["stream"], orjson.dumps(body, default=array.tolist)  # prompts may be arrays
 
         def feed(part: bytes) -> None:
             for delta in reader.feed(part):
@@ -341,7 +342,7 @@ class EngineClient(ABC):
         self._calls[path] += 1
         self._whole_calls += is_whole
         try:
-            async with self._http.call("POST", self._url, path, self._headers, orjson.dumps(body)) as answer:
+            async with self._http.call("POST", self._url, path, self._headers, data) as answer:
                 if answer.status != 200:
                     error = b""
                     while len(error) < _MOST_ERROR_BYTES and (part := await answer.part()):

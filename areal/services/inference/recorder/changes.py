@@ -17,6 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import orjson
@@ -152,7 +153,7 @@ class CachedSession:
     """A session in memory.
 
     ``newest``: the row id of its newest turn. ``turns``: the turns of its last trajectory while that is open, in order;
-    ``completed``: the digests of the conversations that their answers complete. ``stored``: there are too many turns to
+    ``completed``: how many of them complete a conversation, by its digest. ``stored``: there are too many turns to
     cache, and they are read from disk.
     """
 
@@ -161,7 +162,7 @@ class CachedSession:
     last: Trajectory | None
     newest: int | None
     turns: list[Candidate] = field(default_factory=list)
-    completed: set[bytes | None] = field(default_factory=set)
+    completed: dict[bytes | None, int] = field(default_factory=dict)
     stored: bool = False
 
     @property
@@ -170,7 +171,8 @@ class CachedSession:
 
     def add(self, turns: Sequence[Candidate]) -> None:
         self.turns += turns
-        self.completed.update([turn[3] for turn in turns])
+        for turn in turns:
+            self.completed[turn[3]] = self.completed.get(turn[3], 0) + 1
 
     def forget_turns(self, *, stored: bool) -> None:
         self.turns.clear()
@@ -199,7 +201,8 @@ class CachedTurns:
 
     def completing(self, prefixes: Sequence[bytes]) -> list[Candidate]:
         for prefix in reversed(prefixes):
-            turns = [*self.held.turns, *self.added] if prefix in self.held.completed else self.added
+            held = (turn for turn in reversed(self.held.turns) if turn[3] == prefix)  # mostly the newest turn
+            turns = [*islice(held, self.held.completed.get(prefix, 0)), *self.added]
             if found := [turn for turn in turns if turn[3] == prefix and turn[0] >= self.low]:
                 return found
         return []

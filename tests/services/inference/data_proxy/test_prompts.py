@@ -89,7 +89,7 @@ def text_after(
     tokens = array("i", [*before, *(token for ids in response for token in ids)])
     prompt = prompt_of(codec, messages, tools, **more)
     found = prompt.token_ids(PrefixMatch(tokens, place), None)
-    if found[: len(tokens)] != tokens.tolist():
+    if found[: len(tokens)] != tokens:
         assert found == prompt.token_ids(None, None)
         return None
     return codec.decode(found[len(tokens) :], skip_special=False)
@@ -190,7 +190,7 @@ def test_each_turn_decodes_only_new_tokens(codecs: dict[str, TextCodec], answers
         if known is not None:
             assert turn < 2 or max(decoded) < 50
             assert ids == prompt.token_ids(PrefixMatch(known.tokens, known.place), None), "decoded as a whole"
-            assert ids[: len(known.tokens)] == known.tokens.tolist()
+            assert ids[: len(known.tokens)] == known.tokens
         text = answers[turn % 2]
         sampled = [token for byte in text for token in codec.encode(byte, add_special_tokens=False)]
         tokens = array("i", [*ids, *sampled, codec.special_id(END) or 0])

@@ -170,5 +170,5 @@ def check_warm(journal: SessionJournal) -> None:
             stored.newest,
         )
         if stored.last is not None and stored.last.phase is TrajectoryPhase.OPEN:
-            assert (held.turns, held.completed) == (([], set()) if held.stored else (stored.turns, stored.completed))
+            assert (held.turns, held.completed) == (([], {}) if held.stored else (stored.turns, stored.completed))
     tables.db.close()
