@@ -353,7 +353,7 @@ class Connection(asyncio.Protocol):
 CONNECT_TIMEOUT_S = 5.0
 POOL_IDLE_S = 30.0  # shorter than any server's keep-alive here
 _MOST_ADDRESSES = 65_536
-ENGINE_IDLE_S = 3.0  # uvicorn, under vLLM and SGLang, closes after five
+ENGINE_IDLE_S = 4.5  # longer than between polls of an idle engine; uvicorn, under vLLM and SGLang, closes after five
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ _LOST_AFTER = 2  # failed polls
 
 
 class EngineWatch:
-    """Polls the engine's health: more often while the engine has just gone down, half as often while it is not
+    """Polls the engine's health: more often while the engine has just gone down, a quarter as often while it is not
     ``busy``, and soon after ``suspect``. ``state`` is the latest result; a single failed poll after good ones is
     ignored. ``on_progress`` is called when the engine reports another number of sampled tokens. ``losses`` counts how
     often the engine was lost or replaced, each of which discards the weight updates it had received."""
@@ -87,7 +87,7 @@ class EngineWatch:
             await self.refresh()
             if self.state.not_ready is None and not self._failures:
                 well_at = now()
-                period_s = self._period_s if self._busy() else 2 * self._period_s
+                period_s = self._period_s if self._busy() else 4 * self._period_s
                 if await happens(self._suspected, until_beat(period_s)):
                     await asyncio.sleep(_STARTING_PERIOD_S)  # even if the engine closes every connection
             else:

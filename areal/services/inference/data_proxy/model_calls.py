@@ -103,7 +103,7 @@ def replay_turn(choice: Choice, turn: TokenTurn) -> ChoiceUpdate:
 DEFAULT_MODEL = "default"  # agents may use this name for their session's model
 _MAX_WHOLE_TOKENS = 65_536  # the longest response that is decoded in one step, which takes a few milliseconds
 _BATCHED_TOKENS = 16
-_ENGINE_POLL_S = 10.0  # the shortest deadline that surely spans several engine polls, every 1 or 2 s
+_ENGINE_POLL_S = 10.0  # the shortest deadline that surely spans several engine polls, within 5 s and then every second
 _TOKEN_CHARS = 3  # approximate length of a token's text
 
 
@@ -246,7 +246,7 @@ class ModelCalls:
         chat, prompts = generation.chat, generation.prompts
         try:
             if chat is None:
-                return await self._pool.run(lambda: [token_array(prompt(limit)) for prompt in prompts], size * ENCODE_US)
+                return await self._pool.run(lambda: [token_array(each(limit)) for each in prompts], size * ENCODE_US)
             known = await recorder.match_prefix(generation.messages) if recorder is not None else None
             render_us = size * RENDER_US
             if known is not None:
