@@ -11,8 +11,8 @@ connections:
     turn          gateway and data proxy before a mock engine: a short turn of a conversation in a session, templated,
                   tokenised (8,000 tokens, trained here), 64 tokens sampled one by one as an engine does, recorded on
                   disk before the last byte
-    turn stream   the same, streamed to the caller, from an engine that sends what it sampled in 25 ms, as the embedded
-                  one does
+    turn stream   the same, streamed to the caller, from an engine that sends what it sampled in 50 ms, for all calls at
+                  once, as the embedded one does
     turn token stream  the same from an engine that sends token by token, as a vLLM before 0.32; tokens that the data
                   proxy has within 20 ms are one event
     turn at once  the same turn from an engine that answers at once, so that the services never wait

@@ -4,9 +4,10 @@
 
 Prints its port, which is the same on each of as many loopback addresses. ``POST /v1/chat/completions`` answers 12 KB
 of JSON, or with ``"stream":true`` 64 server-sent events; ``POST /generate`` is the embedded engine's: 64 tokens, the
-first in a line of its own and then those of 25 ms a line, or without ``"stream":true`` the whole answer once they all
-are sampled. ``POST /pace`` sets the seconds between two events or tokens (``{"gap_s": 0.01}``); with ``"line_s": 0``
-each token has a line, as from a vLLM before 0.32. Anything else is 200, as for a probe.
+first in a line of its own and then those of 50 ms a line, sent for all calls at once, or without ``"stream":true`` the
+whole answer once they all are sampled. ``POST /pace`` sets the seconds between two events or tokens
+(``{"gap_s": 0.01}``); with ``"line_s": 0`` each token has a line, as from a vLLM before 0.32. Anything else is 200, as
+for a probe.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Pace:
     """Seconds between two tokens or events, and between two lines of the embedded engine (its ``FLUSH_S``)."""
 
     gap_s: float = 0.0
-    line_s: float = 0.025
+    line_s: float = 0.05
 
     @property
     def tokens_a_line(self) -> int:
@@ -118,7 +119,7 @@ class Mock(asyncio.Protocol):
         elif path == b"/generate":
             if b'"stream":true' in body:
                 each = self._pace.tokens_a_line
-                self._start(b"application/x-ndjson", lines(each), self._pace.gap_s * each)
+                self._start(b"application/x-ndjson", lines(each), self._pace.gap_s * each, together=True)
             else:
                 asyncio.get_running_loop().call_later(self._pace.gap_s * CHUNKS, self._transport.write, WHOLE)
         else:
@@ -127,16 +128,20 @@ class Mock(asyncio.Protocol):
                 self._pace.gap_s, self._pace.line_s = wanted["gap_s"], wanted.get("line_s", Pace.line_s)
             self._transport.write(OK)
 
-    def _start(self, kind: bytes, chunks: Sequence[bytes], gap_s: float) -> None:
+    def _start(self, kind: bytes, chunks: Sequence[bytes], gap_s: float, *, together: bool = False) -> None:
         self._transport.write(HEAD % kind)
-        self._next(chunks, 0, gap_s)
+        self._next(chunks, 0, gap_s, together)
 
-    def _next(self, chunks: Sequence[bytes], number: int, gap_s: float) -> None:
+    def _next(self, chunks: Sequence[bytes], number: int, gap_s: float, together: bool) -> None:
+        """``together``: the chunks of all calls are written at the same times, as by an engine's loop."""
         if self._transport.is_closing():
             return
         self._transport.write(chunks[number])
         if number + 1 < len(chunks):
-            asyncio.get_running_loop().call_later(gap_s, self._next, chunks, number + 1, gap_s)
+            loop = asyncio.get_running_loop()
+            early_s = loop.time() % gap_s if together and gap_s else 0.0
+            left_s = gap_s - early_s if early_s < gap_s / 2 else 2 * gap_s - early_s
+            loop.call_later(left_s, self._next, chunks, number + 1, gap_s, together)
 
 
 def host(place: int) -> str:

@@ -56,9 +56,7 @@ async def test_engine_is_lost_after_two_failed_polls() -> None:
 
 
 @pytest.mark.parametrize(("busy", "period_s"), [(True, 3.0), (False, 12.0)])
-async def test_idle_engine_is_polled_less_often(
-    busy: bool, period_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_engine_is_polled_less_often(busy: bool, period_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     slept = asyncio.Event()
 

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 # began or ended, and otherwise at most every ``FLUSH_S``, with several tokens per line; after slower steps, each time.
 # Without open streams the loop is not woken until a sequence ends.
 
-FLUSH_S = 0.025  # longer than a data proxy's window, which then delays nothing
+# Both are longer than a data proxy's window, which then delays nothing.
+FLUSH_S = 0.05  # a reader sees no pause; as with the other engines (``Pace``)
+_BATCH_FLUSH_S = 0.025  # of streams with a ``stream_interval``, which the text may end: later tokens are in vain
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Stream:
     also by the engine's thread.
 
     ``whole``: the consumer wants everything at the end. ``interval``: new tokens for which a running sequence waits.
+    ``flush_s``: the seconds between its deltas.
     ``first_at``: ``time.monotonic`` at the first token.
     """
 
@@ -67,6 +70,7 @@ class Stream:
         self.sequences = sequences
         self.whole = whole
         self.first_at: float | None = None
+        self.flush_s = FLUSH_S if interval == 1 else _BATCH_FLUSH_S
         self._interval = interval
         self._live = list(sequences)
         self._sent = {id(sequence): 0 for sequence in sequences}
@@ -157,9 +161,10 @@ class Streams:
     def _arm(self) -> None:
         """Start the flush timer. Without streams to read there is none, but the flag stays set, so that no step wakes
         the loop."""
-        if self._timer is not None or all(stream.whole for stream in self._open):
+        read = [stream.flush_s for stream in self._open if not stream.whole]
+        if self._timer is not None or not read:
             return
-        left_s = self._flushed_at + FLUSH_S - self._loop.time()
+        left_s = self._flushed_at + min(read) - self._loop.time()
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._flush)
         else:
