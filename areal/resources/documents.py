@@ -40,7 +40,7 @@ from areal.resources.nodes import (
     unreadable,
     with_entry,
 )
-from areal.resources.tree import FieldPath, Step, merge, path_text
+from areal.resources.tree import FieldPath, Step, merge_values, path_text
 from areal.resources.validation import describe, spec_model
 from areal.resources.yaml_io import MAX_FILE_BYTES, load_documents
 
@@ -240,7 +240,7 @@ def read_values(files: tuple[str, ...], problems: Problems) -> dict[str, object]
             continue
         for node in load_documents(source.text, source.file, problems):
             if isinstance(node, MappingNode):
-                values = merge(values, plain(node))
+                values = merge_values(values, plain(node))
             else:
                 problems.add(node.pos, "", "a values file is a map")
     return values

@@ -41,7 +41,7 @@ from areal.resources.nodes import (
     text_of,
     with_entry,
 )
-from areal.resources.tree import FieldPath, UpdateClass, merge, path_text
+from areal.resources.tree import FieldPath, UpdateClass, merge_values, path_text
 from areal.resources.validation import references, spec_model
 from areal.resources.yaml_io import load_documents
 
@@ -196,8 +196,8 @@ def _build(folder: Path, outer: Mapping[str, object], reading: Reading, chain: _
     sections = _sections(folder, reading)
     values: dict[str, object] = {}
     for section in sections:
-        values = merge(values, section.spec.values)
-    values = merge(values, dict(outer))
+        values = merge_values(values, section.spec.values)
+    values = merge_values(values, dict(outer))
     chain.folders.append(folder.resolve())
     documents = [found for section in sections for found in _bases(section, folder, values, reading, chain)]
     chain.folders.pop()

@@ -63,6 +63,13 @@ def merge(base: Any, patch: Any) -> Any:
     return patch
 
 
+def merge_values(base: Any, over: Any) -> Any:
+    """Merge ``over`` over ``base``, both values of templates: maps merge, any other value replaces, as in Helm."""
+    if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {**base, **{key: merge_values(base[key], value) if key in base else value for key, value in over.items()}}
+
+
 def is_keyed(value: Any) -> bool:
     """Return whether ``value`` is a non-empty list of maps with distinct string names."""
     if not isinstance(value, list) or not value:

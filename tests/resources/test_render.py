@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -357,6 +358,16 @@ def test_values_are_merged_from_files_and_flags_in_order(tmp_path: Path) -> None
     assert (found.spec["path"], found.spec["replicas"]) == ("/b", 8)
     (found,) = rendered(text, values_files=files, sets=("values.size=small", "values.root=/c")).resources
     assert (found.spec["path"], found.spec["replicas"]) == ("/c", 1)
+
+
+@pytest.mark.parametrize("over", ["[{name: b}]", "[]"])
+def test_later_values_file_replaces_lists(tmp_path: Path, over: str) -> None:
+    (tmp_path / "a.yaml").write_text("models: [{name: a, size: 1}, {name: b, size: 2}]\n")
+    (tmp_path / "b.yaml").write_text(f"models: {over}\n")
+    template = indent(model(name="'${{ item.name }}'"), "  ")
+    text = "generate: {each: '${{ values.models }}'}\ntemplate:\n" + template
+    files = (str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml"))
+    assert [item.name for item in rendered(text, values_files=files).resources] == ["b"] * over.count("b")
 
 
 READS_VALUES = model(
