@@ -369,7 +369,7 @@ def compared(
             return Target(after, "replace", found, taken, f"{frozen[0].path} is immutable", replaces=stored)
         hint = f"delete it and apply again: areal delete {stored.ref}"
         if replaceable:
-            hint = "apply with --replace to delete the object and create it again"
+            hint = "apply with --replace to delete the object and create it again; a job then begins anew"
         listed = [part for change in frozen for part in ("; ", change.to_text())]
         raise Conflict(Wording(f"{where}{stored.ref}: immutable: ", *listed[1:]), hint=hint)
     if found:
