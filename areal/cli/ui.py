@@ -36,9 +36,9 @@ def ui(cli: Invocation, host: str, port: int, key_file: str | None, open_: bool,
     from areal.cli.remote_view import documents
     from areal.state.home import read_key
     from areal.ui.access import access_of
-    from areal.ui.actions import Actions
-    from areal.ui.context import RemoteGateway, ViewContext
     from areal.ui.server import PageServer, serve
+    from areal.ui.views import RemoteGateway, ViewContext
+    from areal.ui.views.action import Actions
 
     key = read_key(key_file) if key_file is not None else None
     names = {socket.gethostname(), socket.getfqdn()} if host in ("0.0.0.0", "::", "") else set()

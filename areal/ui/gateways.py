@@ -13,7 +13,7 @@ from areal.reconcilers.home_view import HomeView
 from areal.reconcilers.usage import service_key
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, Ref
 from areal.state.objects import ObjectStore
-from areal.ui.context import REMOTE, ViewContext
+from areal.ui.views import REMOTE, ViewContext
 
 T = TypeVar("T")
 

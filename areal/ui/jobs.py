@@ -1,4 +1,4 @@
-"""What the views of jobs share: a job's numbers, kept while a page looks at it, and the decoder of its tokens.
+"""What views keep of files: a job's numbers while a page looks at it, its configuration, and the decoder of its tokens.
 
 A file of many steps takes seconds to read. It is read in the background, in parts; until then its curves are those of
 some two thousand of its lines, and say so.
@@ -7,12 +7,12 @@ some two thousand of its lines, and say so.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from areal.errors import ArealError, NotFound
-from areal.files import size_of
+from areal.files import size_of, stamp
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import MODEL, TRAIN_JOB, Ref, check_name, served_name
 from areal.resources.paths import resolve_model_path
@@ -21,7 +21,6 @@ from areal.state.job_curves import JobCurves
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
 from areal.trajectories.view import TokenDecoder, load_decoder
-from areal.ui.memo import FileMemo
 
 _AT_ONCE = 6 << 20  # bytes that are read while a page waits
 _PART = 1 << 20
@@ -29,6 +28,31 @@ _SAMPLED = 1500  # steps
 _KEPT = 4  # jobs, and more while their files are smaller together than
 _KEPT_BYTES = 256 << 20
 _TOKENIZER = "tokenizer.json"
+T = TypeVar("T")
+
+
+class FileMemo(Generic[T]):
+    """``load(path)`` for each of the last ``most`` files, called again when the file is another. Thread-safe."""
+
+    def __init__(self, load: Callable[[Path], T], most: int = 256) -> None:
+        self._load = load
+        self._most = most
+        self._known: dict[Path, tuple[tuple[int, int, int] | None, T]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, path: Path) -> T:
+        now = stamp(path)
+        with self._lock:
+            known = self._known.get(path)
+        if known is not None and known[0] == now:
+            return known[1]
+        value = self._load(path)
+        with self._lock:
+            self._known.pop(path, None)
+            self._known[path] = (now, value)
+            while len(self._known) > self._most:
+                del self._known[next(iter(self._known))]
+        return value
 
 
 class JobNumbers(NamedTuple):

@@ -15,7 +15,7 @@ from areal.state.home import Home
 from areal.trajectories.record import Episode, read_episode
 from areal.trajectories.steps import GroupSummary, SampleSummary, StepFile, read_sample, step_files
 from areal.trajectories.view import TokenDecoder, shown_episode
-from areal.ui.memo import FileMemo
+from areal.ui.jobs import FileMemo
 
 _SIDE_BY_SIDE = 16  # samples of a group with their tokens
 _TOKENS = 60_000  # of all samples side by side

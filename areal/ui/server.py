@@ -28,8 +28,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from areal import __version__
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.ui import access
-from areal.ui.context import ViewContext
-from areal.ui.views import Marks, ViewReader, expect_reader
+from areal.ui.views import Marks, ViewContext, ViewReader, expect_reader
 
 STATIC = Path(__file__).parent / "static"
 _MOST_BODY = 4 << 20

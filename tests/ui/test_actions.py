@@ -13,9 +13,8 @@ import pytest
 from areal.errors import Conflict, UsageFault
 from areal.state.home import Home
 from areal.state.records import StoredObject
-from areal.ui.actions import Actions
-from areal.ui.context import ViewContext
-from areal.ui.views.action import plan_of
+from areal.ui.views import ViewContext
+from areal.ui.views.action import Actions, plan_of
 from tests.ui.conftest import Job, Page, eventually
 from tests.ui.test_server import METHODS
 
@@ -130,7 +129,7 @@ def test_second_change_waits_for_the_first(home: Home) -> None:
     assert view.actions is actions
     import threading
 
-    from areal.ui.actions import ActionPlan, RunningAction
+    from areal.ui.views.action import ActionPlan, RunningAction
 
     go_on = threading.Event()
 

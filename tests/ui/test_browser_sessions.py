@@ -14,10 +14,9 @@ from areal.client.gateway import GatewayClient
 from areal.reconcilers.home_view import HomeView
 from areal.state.home import Home
 from areal.ui.access import access_of
-from areal.ui.actions import Actions
-from areal.ui.context import ViewContext
 from areal.ui.server import PageServer
-from areal.ui.views import sessions
+from areal.ui.views import ViewContext, sessions
+from areal.ui.views.action import Actions
 from tests.services.agent.whole import WholeService
 from tests.services.processes import Process
 from tests.ui.conftest import Page, eventually

@@ -21,9 +21,8 @@ from areal.errors import UsageFault
 from areal.state.home import Home
 from areal.state.records import StoredObject
 from areal.ui.access import AccessHeaders, PageAccess, access_of, host_name
-from areal.ui.context import ViewContext
 from areal.ui.server import _THREADS, STATIC, PageServer, to_json
-from areal.ui.views import VIEWS, reader_of
+from areal.ui.views import VIEWS, ViewContext, reader_of
 from tests.ui.conftest import Page, eventually
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")

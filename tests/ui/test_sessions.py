@@ -14,11 +14,9 @@ from areal.errors import ArealError, NotFound, UsageFault
 from areal.reconcilers.home_view import HomeView
 from areal.state.home import Home
 from areal.state.records import StoredObject
-from areal.ui.actions import Actions
-from areal.ui.context import RemoteGateway, ViewContext
-from areal.ui.views import about, chat, expect_reader, sessions
+from areal.ui.views import RemoteGateway, ViewContext, chat, expect_reader, sessions
 from areal.ui.views import home as objects
-from areal.ui.views.action import plan_of
+from areal.ui.views.action import Actions, plan_of
 from tests.services.agent.whole import WholeService, start_agents
 from tests.services.processes import Process, Processes
 from tests.services.tokenizer_folder import write_tokenizer
@@ -186,7 +184,7 @@ def test_remote_gateway_shows_sessions_and_refuses_file_views(served: tuple[Whol
     assert sessions.read(view)["services"][0]["kind"] == "InferenceService"
     assert {"service": "remote", "model": "tiny", "version": None} in chat.models(view)["models"]
     assert objects.read(view)["objects"][0]["kind"] == "InferenceService"
-    found = about.read(view)
+    found = objects.about(view)
     assert found["gateway"] == recorder.url and "weights" in found["views"] and "job" not in found["views"]
     for name in found["views"]:
         assert len(expect_reader(name, view).marks(view)) <= 2

@@ -16,9 +16,8 @@ from areal.state.home import Home
 from areal.state.objects import ObjectStore
 from areal.state.records import AWAITING, Layer, StoredObject
 from areal.ui import jobs
-from areal.ui.context import ViewContext
 from areal.ui.curves import drawn_range
-from areal.ui.views import reader_of
+from areal.ui.views import ViewContext, reader_of
 from tests.trajectories.test_steps import HOSTILE, sample
 from tests.ui.conftest import Page, eventually
 

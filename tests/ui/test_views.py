@@ -15,9 +15,9 @@ from areal.errors import NotFound, UsageFault
 from areal.state.home import Home
 from areal.state.job_metrics import last_steps
 from areal.state.records import StoredObject
-from areal.ui.context import ViewContext
-from areal.ui.memo import FileMemo
-from areal.ui.views import chat, plan, weights
+from areal.ui.jobs import FileMemo
+from areal.ui.views import ViewContext, chat, weights
+from areal.ui.views import home as home_view
 from tests.trajectories.test_steps import sample
 from tests.ui.conftest import Job, Page, eventually
 
@@ -38,19 +38,19 @@ def test_manifest_plan_has_actions_and_steps_with_causes(page: Page, tmp_path: P
 
 def test_plan_of_pasted_text_equals_plan_of_file(home: Home, tmp_path: Path) -> None:
     (tmp_path / "service.yaml").write_text(SERVICE)
-    by_path = plan.read(ViewContext(home, {"path": str(tmp_path / "service.yaml")}))
-    pasted = plan.read(ViewContext(home, {}, {"text": SERVICE}))
+    by_path = home_view.plan(ViewContext(home, {"path": str(tmp_path / "service.yaml")}))
+    pasted = home_view.plan(ViewContext(home, {}, {"text": SERVICE}))
     assert pasted["objects"] == by_path["objects"] and pasted["ops"] == by_path["ops"]
 
 
 def test_fault_of_a_manifest_has_its_line(home: Home) -> None:
-    (fault,) = plan.read(ViewContext(home, {}, {"text": SERVICE.replace("gateway", "gatewy")}))["faults"]
+    (fault,) = home_view.plan(ViewContext(home, {}, {"text": SERVICE.replace("gateway", "gatewy")}))["faults"]
     assert fault["line"] == 4 and "gatewy" in fault["path"]
 
 
 def test_changed_field_shows_both_values_and_update_class(home: Home, record: Record) -> None:
     record("InferenceService", "default", {"gateway": {"port": 18080}})
-    found = plan.read(ViewContext(home, {"assume": "1"}, {"text": SERVICE.replace("18080", "18081")}))
+    found = home_view.plan(ViewContext(home, {"assume": "1"}, {"text": SERVICE.replace("18080", "18081")}))
     (item,) = [each for each in found["objects"] if each["ref"] == "InferenceService/default"]
     (change,) = item["changes"]
     assert (change["path"], change["old"], change["new"]) == ("spec.gateway.port", 18080, 18081)
@@ -60,12 +60,12 @@ def test_changed_field_shows_both_values_and_update_class(home: Home, record: Re
 @pytest.mark.parametrize("body", [{}, {"text": " "}, {"text": 3}])
 def test_empty_manifest_is_refused(home: Home, body: Any) -> None:
     with pytest.raises(UsageFault, match="no manifest"):
-        plan.read(ViewContext(home, {}, body))
+        home_view.plan(ViewContext(home, {}, body))
 
 
 def test_relative_path_is_refused(home: Home) -> None:
     with pytest.raises(UsageFault, match="absolute"):
-        plan.read(ViewContext(home, {"path": "service.yaml"}))
+        home_view.plan(ViewContext(home, {"path": "service.yaml"}))
 
 
 def test_top_measures_a_running_job_and_keeps_its_history(page: Page, job: Job) -> None:
@@ -262,7 +262,5 @@ def test_memo_reloads_file_only_when_changed(tmp_path: Path) -> None:
 
 
 def test_missing_object_is_not_found(home: Home) -> None:
-    from areal.ui.views import object as described
-
     with pytest.raises(NotFound):
-        described.read(ViewContext(home, {"kind": "model", "name": "absent"}))
+        home_view.described(ViewContext(home, {"kind": "model", "name": "absent"}))

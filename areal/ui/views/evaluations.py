@@ -16,11 +16,9 @@ from areal.rollout.evaluation_files import JOB, RUN, SUMMARY, EvaluationFiles, e
 from areal.trajectories.record import Episode
 from areal.trajectories.steps import GroupSummary, StepSummary, read_step
 from areal.trajectories.view import TokenDecoder
-from areal.ui.context import ViewContext
-from areal.ui.jobs import decoder_named, decoder_of, job_of
-from areal.ui.memo import FileMemo
+from areal.ui.jobs import FileMemo, decoder_named, decoder_of, job_of
 from areal.ui.samples import group_row, side_by_side
-from areal.ui.views import Marks
+from areal.ui.views import Marks, ViewContext
 
 _MOST = 5000  # prompts in one answer
 _SHOWN = ("changed", "worse", "better", "all")

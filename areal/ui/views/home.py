@@ -1,4 +1,5 @@
-"""``/``: every object with its readiness and the cause of what is not ready, and the last events of all.
+"""``/``: every object with its readiness and the cause of what is not ready, and the last events of all. Beside it are
+``/object/KIND/NAME``, ``/plan``, and what the page is of, which it asks once, when it opens.
 
 The status is the one of ``areal get``: recomputed from the processes at each read. What no file shows, a process that
 answers no more, is found by reading again after a period that keeps the cost of an idle page under half a percent of a
@@ -13,20 +14,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from areal.errors import ArealError
+from areal.errors import ArealError, UsageFault
 from areal.files import stamp
-from areal.reconcilers.context import Context
-from areal.reconcilers.home_view import HomeView, document_of, event_row, service_of
+from areal.reconcilers.context import ApplyRequest, Context
+from areal.reconcilers.home_view import HomeView, description, document_of, event_row, service_of
+from areal.reconcilers.plan import Plan
 from areal.reconcilers.prepare import drift
 from areal.resources.kinds import MODEL, TRAIN_JOB
 from areal.runtime.backends.base import LIVE
 from areal.state.events import Event, load
 from areal.state.home import Home
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
-from areal.ui.context import REMOTE, RemoteGateway, ViewContext
-from areal.ui.memo import FileMemo
+from areal.ui.jobs import FileMemo
+from areal.ui.views import REMOTE, RemoteGateway, ViewContext, ViewReader, shown_by
 
 _EVENTS = 40
+_MANIFESTS = (".yaml", ".yml", ".json")
 _SHARE = 0.005  # of a core, for looking again at what no file shows
 _LEAST_PERIOD_S, _MOST_PERIOD_S = 3.0, 30.0
 _events = FileMemo[list[Event]](lambda path: load(path)[-_EVENTS:], most=1024)
@@ -186,3 +189,70 @@ def _children(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError:
         return []
+
+
+def about(view: ViewContext) -> dict[str, Any]:
+    """Return what the page is of, and what it may show and change."""
+    return {
+        "home": short(view.home.root),
+        "gateway": view.remote.client.url if view.remote is not None else None,
+        "views": list(shown_by(view)),
+        "actions": view.actions is not None,
+    }
+
+
+def described(view: ViewContext) -> dict[str, Any]:
+    """Return all that ``areal describe`` knows of one object."""
+    ref = view.ref()
+    found = description(view.home, ref)
+    if ref.kind == TRAIN_JOB:
+        found["job"] = job_progress(view.home, ref.name)
+    return found
+
+
+def described_marks(view: ViewContext) -> Mapping[str, int | str]:
+    view.ref()
+    return marks(view)
+
+
+def plan(view: ViewContext) -> dict[str, Any]:
+    """Return the plan of ``areal diff``: what left the record now, or what ``areal apply`` of a manifest would do.
+    ``path``: a manifest of this machine, by its name's ending, or a folder; the body of a POST has ``text``, a manifest
+    that was pasted."""
+    found = _plan(view)
+    return {**found.to_json(), "text": found.to_text(), "steps": {str(op.id): op.to_words() for op in found.ops}}
+
+
+def plan_marks(view: ViewContext) -> Mapping[str, int | str]:
+    """Return the marks of the objects, and the manifest's."""
+    path = view.query.get("path")
+    return {**marks(view), **({"manifest": repr(stamp(Path(path).expanduser()))} if path else {})}
+
+
+def _plan(view: ViewContext) -> Plan:
+    from areal.reconcilers.apply import diff
+    from areal.resources.render import RenderRequest
+
+    context, assume = Context(view.home, "", ""), bool(view.query.get("assume"))
+    if isinstance(view.body, dict):
+        text = view.body.get("text")
+        if not isinstance(text, str) or not text.strip():
+            raise UsageFault("no manifest was given", hint="paste a manifest, or give its path")
+        return diff(context, ApplyRequest(RenderRequest(files=("-",), stdin=text), assume_capacity=assume))
+    path = view.query.get("path")
+    if not path:
+        return drift(context, assume_capacity=assume)
+    file = Path(path).expanduser()
+    if not file.is_absolute():
+        raise UsageFault(f"{path[:200]} is no absolute path", hint="write the whole path, beginning with /")
+    if file.suffix not in _MANIFESTS and not file.is_dir():  # errors quote parts of the file
+        raise UsageFault(f"{path[:200]} is no manifest", hint=f"its name ends in {', '.join(_MANIFESTS)}")
+    source = RenderRequest(files=(str(file),), recursive=bool(view.query.get("recursive")))
+    return diff(context, ApplyRequest(source, assume_capacity=assume))
+
+
+BESIDE = {
+    "about": ViewReader(about),
+    "object": ViewReader(described, described_marks),
+    "plan": ViewReader(plan, plan_marks),
+}

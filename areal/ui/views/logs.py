@@ -20,7 +20,7 @@ from areal.runtime.causes import starts
 from areal.runtime.logs import Matches, Older, Place, PlacedLine, end_of, lines_after, lines_before
 from areal.state.objects import ObjectStore
 from areal.terminal import without_colours
-from areal.ui.context import ViewContext
+from areal.ui.views import ViewContext
 
 _LINES = 1000
 _MOST_BYTES = 16 << 20  # of all processes, a request

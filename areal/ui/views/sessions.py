@@ -18,11 +18,10 @@ from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, Ref, resolve
 from areal.state.objects import ObjectStore
 from areal.trajectories.record import episodes_of_export
 from areal.trajectories.view import shown_episode
-from areal.ui.context import REMOTE, ViewContext
 from areal.ui.gateways import SERVICES, explained, gateway_of
 from areal.ui.jobs import decoder_named
 from areal.ui.samples import find_trained
-from areal.ui.views import Marks
+from areal.ui.views import REMOTE, Marks, ViewContext
 
 if TYPE_CHECKING:
     from areal.wire.agents import TurnRecord

@@ -9,12 +9,10 @@ from areal.errors import NotFound
 from areal.files import stamp
 from areal.state.records import StoredObject
 from areal.trajectories.steps import StepFile, StepSummary, read_failures, read_step, step_files
-from areal.ui.context import ViewContext
 from areal.ui.curves import WAITS
-from areal.ui.jobs import decoder_of, job_of, numbers_of, read_mark
-from areal.ui.memo import FileMemo
+from areal.ui.jobs import FileMemo, decoder_of, job_of, numbers_of, read_mark
 from areal.ui.samples import group_row, side_by_side
-from areal.ui.views import Marks
+from areal.ui.views import Marks, ViewContext
 
 _FAILURES = 200
 

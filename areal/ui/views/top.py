@@ -14,7 +14,7 @@ from typing import Any
 
 from areal.reconcilers.home_view import HomeView
 from areal.reconcilers.usage import MEASURED, Sample, figures, sample
-from areal.ui.context import ViewContext
+from areal.ui.views import ViewContext
 
 _PERIOD_S = 2.0
 _KEPT_S = 900.0
