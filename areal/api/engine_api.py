@@ -58,8 +58,7 @@ class InferenceEngine(Protocol):
         ...
 
     async def start_sessions(self, count: int = 1) -> AsyncGroup:
-        """Start recorded sessions for this episode. The calls made with the key of a session can be exported as
-        training rows."""
+        """Start recorded sessions for this episode. The calls with a session's key can be exported as training rows."""
         ...
 
     def get_version(self) -> int:
@@ -68,8 +67,7 @@ class InferenceEngine(Protocol):
 
 
 class NonFinite(ArealError):
-    """The loss or the gradient is NaN or infinite. It is raised before the optimizer step, so weights and moments are
-    unchanged."""
+    """The loss or the gradient is NaN or infinite. It is raised before the optimizer step, so nothing has changed."""
 
 
 class CheckpointUnreadable(ArealError):
@@ -78,9 +76,8 @@ class CheckpointUnreadable(ArealError):
 
 @dataclass(frozen=True)
 class Update:
-    """The result of an optimizer step. ``loss``: weighted mean over the micro-batches of all ranks. ``grad_norm``: L2
-    norm of the whole gradient before clipping. ``learning_rate``: the rate of this step. ``micro_batches``: their
-    number on this rank."""
+    """The result of an optimizer step. ``loss``: weighted mean over all micro-batches. ``grad_norm``: L2 norm of the
+    whole gradient before clipping. ``learning_rate``: the rate of this step. ``micro_batches``: of this rank."""
 
     loss: float
     grad_norm: float
@@ -138,8 +135,7 @@ class TrainEngine(Protocol):
 
     @property
     def is_trained(self) -> bool:
-        """Whether the engine has an optimizer (``config.optimizer``). A reference model has none, and is not saved in
-        checkpoints."""
+        """Whether the engine has an optimizer (``config.optimizer``). A reference has none: no checkpoint has it."""
         ...
 
     @property
@@ -188,8 +184,7 @@ class TrainEngine(Protocol):
     def save_checkpoint(self, folder: Path) -> None:
         """Write everything that a resumed run needs into ``folder``, which belongs to this engine and does not exist
         yet: weights, optimizer, ``steps``, ``version`` and torch's random state. Any number of ranks can read it. File
-        names of rank N begin with ``__N_``; other files are the first rank's. Raises OSError if a file cannot be
-        written."""
+        names of rank N begin with ``__N_``; other files are the first rank's. Raises OSError."""
         ...
 
     def load_checkpoint(self, folder: Path) -> None:

@@ -15,8 +15,8 @@ StopReason = Literal["length", "stop", "tool_calls", "abort"]
 @dataclass
 class ModelRequest:
     """A request for one sample of a prompt of token ids. ``image_data``: encoded images, as bytes or base64, one for
-    each image placeholder in the prompt. ``tokenizer`` and ``processor`` are not needed to sample; workflows may pass
-    them along."""
+    each image placeholder in the prompt. ``tokenizer`` and ``processor`` are not needed to sample, but may be passed
+    along."""
 
     input_ids: list[int]
     gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
@@ -99,8 +99,7 @@ class StepInfo:
 
 @dataclass(frozen=True)
 class WeightUpdateMeta:
-    """The transport of weights to the inference engines. ``path``: for ``disk``, the folder in which each version gets
-    a folder."""
+    """The transport of weights to the inference engines. ``path``: of ``disk``, the folder of all versions."""
 
     type: Literal["disk", "shm", "xccl", "awex"] = "xccl"
     path: str | None = None

@@ -1,5 +1,4 @@
-"""AReaL's ``RemoteSGLangEngine.as_controller``, with which a driver uses a second server beside its trainer's, such as
-a judge.
+"""AReaL's ``RemoteSGLangEngine.as_controller``, with which a driver uses a second server, such as a judge.
 
 Here the configuration names the address of a running server (``gateway_addr``): an InferenceService, or any server with
 OpenAI's API. No server is started or stopped.

@@ -1,9 +1,8 @@
 """Metrics that workflows, rewards and drivers record, and that the trainer writes to ``metrics.jsonl``.
 
 A tracker aggregates the values under a key until the trainer takes them, which it does once per step. A mean covers all
-values since then, of all tasks, threads and ranks. The values of an episode are therefore in the line of the step
-during which the episode ended. A named tracker prefixes its keys with its name. Scopes can be nested; each task has its
-own.
+values since then, of all tasks, threads and ranks. An episode's values are therefore in the line of the step during
+which it ended. A named tracker prefixes its keys with its name. Scopes can be nested; each task has its own.
 
 Tensors stay on their device until they are taken, so that recording does not synchronize with the device.
 """

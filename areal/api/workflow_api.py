@@ -2,8 +2,8 @@
 
 A *workflow* samples from the engine and returns training rows. An *agent* is any object with ``async run``: it calls an
 OpenAI or Anthropic base URL with any client, and returns its reward. An *environment* has the interface of gymnasium
-(https://gymnasium.farama.org/api/env/); ``areal.workflow.environment`` combines it with an object that chooses actions
-with a model.
+(https://gymnasium.farama.org/api/env/); ``areal.workflow.environment`` combines it with one that chooses actions by a
+model.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Reward: TypeAlias = float | Mapping[str, float] | None
 
 class RolloutWorkflow(ABC):
     """Samples one episode. It runs as an asyncio task beside many others and must not block the event loop. One
-    instance serves all episodes. A controller that constructed it from a class awaits its ``async close()``, if it has
-    one, at the end."""
+    instance serves all episodes. A controller that made it from a class awaits its ``async close()`` at the end, if it
+    has one."""
 
     @abstractmethod
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:

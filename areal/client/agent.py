@@ -61,8 +61,7 @@ class AsyncAgentSession:
     async def stream(
         self, input: Input, *, timeout_s: float | None = None, **fields: Any
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Yield the events of one turn. Leaving the context cancels the turn. ``timeout_s`` limits the time between two
-        events."""
+        """Yield the events of a turn. Leaving the context cancels it. ``timeout_s`` limits the time between events."""
         call = HttpCall("POST", RESPONSES, self._body(input, {**fields, "stream": True}), timeout_s=timeout_s)
         silence_s = self.client.timeout_s if timeout_s is None else timeout_s
         async with self.client.transport.stream(call) as response:
@@ -120,8 +119,8 @@ class AsyncAgentSession:
 
 
 class AsyncAgentClient(AsyncClient):
-    """The client of an agent service. ``base_url``: the address of its gateway, without ``/v1``. Use it as ``async
-    with``, or close it."""
+    """Client of an agent service. ``base_url``: its gateway's, without ``/v1``. Use it by ``async with``, or close
+    it."""
 
     async def start_session(
         self,

@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 
 def blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """Return the blocking form of an async method: it runs the method on ``self._async``, on the loop of
-    ``self._thread``."""
+    """Return the blocking form of an async method: it runs on ``self._async``, on the loop of ``self._thread``."""
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -126,8 +125,7 @@ def _streamed(thread: LoopThread, context: Any) -> Iterator[Iterator[dict[str, A
 
 
 class InferenceClient(_Client):
-    """The blocking form of AsyncInferenceClient, with its arguments. Safe to use from several threads. Use it as
-    ``with``, or close it."""
+    """The blocking form of AsyncInferenceClient, with its arguments. Thread-safe. Use it as ``with``, or close it."""
 
     def __init__(self, base_url: str, api_key: str | None = None, **options: Any) -> None:
         client = AsyncInferenceClient(base_url, api_key, **options)
@@ -187,8 +185,7 @@ class AgentSession:
 
 
 class AgentClient(_Client):
-    """The blocking form of AsyncAgentClient, with its arguments. Safe to use from several threads. Use it as ``with``,
-    or close it."""
+    """The blocking form of AsyncAgentClient, with its arguments. Thread-safe. Use it as ``with``, or close it."""
 
     def __init__(self, base_url: str, api_key: str | None = None, **options: Any) -> None:
         super().__init__(AsyncAgentClient(base_url, api_key, **options))

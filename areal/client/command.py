@@ -19,9 +19,8 @@ _PORTS = range(30_000, 32_768)
 
 
 def run_areal(*words: str, what: str, hint: str | None = None, absent: bool = False) -> str:
-    """Return the output of an areal command. With ``absent``, the exit status "not found" gives "" instead of an
-    error. Raises ArealError with the prefix ``what``, the command's own error, its hint (else ``hint``) and its exit
-    status."""
+    """Return the output of an areal command. With ``absent``, the exit status "not found" gives "" instead of an error.
+    Raises ArealError with the prefix ``what``, its own error, hint (else ``hint``) and exit status."""
     ran = subprocess.run([*AREAL, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ran.returncode == 0:
         return ran.stdout
@@ -40,8 +39,7 @@ def run_areal(*words: str, what: str, hint: str | None = None, absent: bool = Fa
 @contextlib.contextmanager
 def stop_with_this_process(service: str, log: Path, environment: Mapping[str, str]) -> Iterator[None]:
     """Stop an inference service when the block or this process ends, however it ends. A shell waits for the end of a
-    pipe that only this process holds open. The shell has its own process group, so that Ctrl-C reaches only this
-    process."""
+    pipe that only this process holds open. Its process group is its own: Ctrl-C reaches this process alone."""
     wait = ["sh", "-c", 'cat >/dev/null; exec "$@"', "sh", *AREAL, "inf", "stop", "--service", service, "--yes"]
     with log.open("ab") as out:
         guard = subprocess.Popen(
@@ -56,8 +54,7 @@ def stop_with_this_process(service: str, log: Path, environment: Mapping[str, st
 
 
 def address_lookup(ref: str) -> Callable[[], str] | None:
-    """Return a function that reads the service's current address from its record, "" if it has none. None if ``ref`` is
-    ""."""
+    """Return a function that reads the service's address from its record, "" without one. None if ``ref`` is ""."""
 
     def lookup() -> str:
         found = run_areal("get", ref.lower(), "-o", "json", what=f"the record of {ref}", absent=True)

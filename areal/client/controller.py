@@ -73,8 +73,7 @@ class Episodes:
         api_key: str | None = None,
     ) -> ControllerSession:
         """Start a session for one episode. The service starts its RL session. With ``inference_gateway_addr``, which
-        must be the gateway that the service uses, the RL session is started here, with the key ``api_key`` if one is
-        given."""
+        must be the gateway that the service uses, it is started here, with the key ``api_key`` if one is given."""
         about = {"task_id": task_id}
         if inference_gateway_addr is None:
             if inference_admin_api_key or inference_model or api_key:
@@ -312,8 +311,7 @@ class _Controller:
 def _awaited(
     method: Callable[Concatenate[Episodes, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[_Controller, P], Coroutine[Any, Any, T]]:
-    """Return the method of a controller that runs ``method`` on the controller's thread, awaited on the caller's
-    loop."""
+    """Return a controller's method: ``method`` on the controller's thread, awaited on the caller's loop."""
 
     @wraps(method)
     async def call(self: _Controller, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -326,7 +324,7 @@ def _awaited(
 
 class AgentController(_Controller):
     """An agent service for a program. Its methods are coroutines and work on any event loop;
-    ``BlockingAgentController`` has blocking methods. Use it as ``with`` or ``async with``, or call ``initialize`` and
+    ``BlockingAgentController`` has blocking methods. Use it by ``with``, ``async with``, or ``initialize`` and
     ``destroy``."""
 
     start_session = _awaited(Episodes.start_session)

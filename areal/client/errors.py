@@ -13,8 +13,7 @@ ClientError
    |- ConnectionLost          the connection broke after the call had started
    `- DeadlineExceeded        the call took longer than the caller allows
 
-A ServiceError or InfrastructureError says nothing about a rollout: the call is retried or the rollout is discarded,
-never scored as 0.
+A ServiceError or InfrastructureError says nothing about a rollout: it is retried or dropped, never scored 0.
 """
 
 from __future__ import annotations
@@ -114,8 +113,7 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 
 
 def error_of_answer(status: int, body: object, headers: Mapping[str, str], what: str) -> ClientError:
-    """Return the typed error of a response with an error status. ``body`` is the decoded JSON, or text if it is not
-    JSON."""
+    """Return the typed error of a response with an error status. ``body``: decoded JSON, or text."""
     found = body.get("error") if isinstance(body, Mapping) else None
     error: Mapping[str, object] = found if isinstance(found, Mapping) else {}
     kind = _BY_STATUS.get(status) or (CallerError if status < 500 else ServiceError)

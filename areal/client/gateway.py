@@ -141,8 +141,7 @@ def session_path(key: str, verb: str = "") -> str:
 
 
 def call_session(chosen: GatewayClient, method: str, key: str, verb: str = "", body: Any = None) -> Any:
-    """Call a route of an agent's session. Raises NotFound, Conflict, UsageFault, and ArealError with the gateway's
-    message."""
+    """Call a route of an agent's session. Raises NotFound, Conflict, UsageFault, ArealError with its message."""
     status, document = chosen.ask(method, session_path(key, verb), body)
     error = document.get("error") if isinstance(document, Mapping) else None
     if status < 400 or status in (401, 403) or not isinstance(error, Mapping):
@@ -165,8 +164,7 @@ def close_session(chosen: GatewayClient, key: str) -> None:
 
 
 def read_session(chosen: GatewayClient, session: str, *, rows: bool = False) -> dict[str, Any]:
-    """Read a recorded session of an inference service, with ``rows`` also the training rows of its trajectories.
-    Raises NotFound."""
+    """Read a recorded session of an inference service, with ``rows`` also its training rows. Raises NotFound."""
     status, document = chosen.ask("GET", f"/rl/sessions/{quote(session, safe='')}" + ("?rows=true" if rows else ""))
     if status == 404:
         raise NotFound(f"{chosen.url} has no session {session}", hint="areal inf sessions list")

@@ -88,8 +88,7 @@ class AsyncWorkers:
         self._transport = transport
 
     async def list(self) -> list[dict[str, Any]]:
-        """Return the workers, each with its id, address, state, health, requests and tokens in flight, and weight
-        version."""
+        """Return the workers, each with id, address, state, health, requests and tokens in flight, weight version."""
         return list((await self._transport.json("GET", "/workers", repeatable=True))["workers"])
 
     async def pause(self, worker: str = ALL) -> None:
@@ -447,7 +446,6 @@ class AsyncInferenceClient(AsyncClient):
         await self.transport.call(HttpCall("POST", "/http_sd", body, repeatable=True))
 
     async def acknowledge_leases(self, leases: Sequence[Lease | str]) -> None:
-        """Acknowledge trajectories, or lease ids, that the caller has stored. The service deletes these
-        trajectories."""
+        """Acknowledge trajectories, or lease ids, that the caller has stored. The service deletes them."""
         body = {"lease_ids": [lease if isinstance(lease, str) else lease.lease_id for lease in leases]}
         await self.transport.call(HttpCall("POST", "/trajectories/ack", body, repeatable=True))

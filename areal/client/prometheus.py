@@ -53,8 +53,7 @@ def _labels(text: str) -> Iterator[tuple[str, str]]:
 def increase(
     before: Page, after: Page, name: str, matches: Callable[[Mapping[str, str]], bool] = lambda _: True
 ) -> float:
-    """Return the summed increase of the counters ``name``. A series that decreased was reset; a new series started at
-    0."""
+    """Return the summed increase of the counters ``name``. A series that decreased was reset; a new one began at 0."""
     earlier = before.samples.get(name, {})
     return math.fsum(
         _increase_of(earlier.get(labels, 0.0), value)
@@ -73,8 +72,7 @@ Buckets = Mapping[float, float]
 def buckets(
     before: Page, after: Page, name: str, matches: Callable[[Mapping[str, str]], bool] = lambda _: True
 ) -> Buckets:
-    """Return the cumulative counts of observations between two pages by upper bound, summed over the matching
-    series."""
+    """Return cumulative counts of observations between two pages by upper bound, of all matching series."""
     earlier = before.samples.get(f"{name}_bucket", {})
     found: dict[float, float] = {}
     for labels, value in after.samples.get(f"{name}_bucket", {}).items():
@@ -95,8 +93,7 @@ def sum_buckets(parts: Iterable[Buckets]) -> Buckets:
 
 
 def quantile(cumulative: Buckets, share: float) -> float | None:
-    """Return the value that is greater than or equal to ``share`` of the observations, interpolated; None without
-    observations."""
+    """Return the value that ``share`` of the observations do not exceed, interpolated; None without observations."""
     bounds = sorted(cumulative)
     if not bounds or cumulative[bounds[-1]] <= 0:
         return None

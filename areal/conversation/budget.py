@@ -79,8 +79,7 @@ def budget_in_use() -> BudgetInUse:
 
 
 class Meter:
-    """The remainder of a budget. ``given``: the input of the rendering, which is measured only when ``units`` are
-    exhausted."""
+    """The remainder of a budget. ``given``: the input of the rendering, measured when ``units`` are exhausted."""
 
     __slots__ = ("_budget", "_given", "_spent", "_start", "room", "steps")
 
@@ -251,8 +250,7 @@ def _refuse_number() -> NoReturn:
 
 
 def magnitude(value: Any) -> int:
-    """Return the factor by which a value can multiply another: the value of a number, the length of a text, the content
-    of a container."""
+    """Return the factor by which a value can multiply another: a number, a text's length, a container's content."""
     if isinstance(value, int):
         return 1 + abs(value)
     if isinstance(value, float) or value is None:

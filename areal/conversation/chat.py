@@ -52,13 +52,11 @@ class Chat:
         return frozenset(self.eos_ids) | self.turn_ends(False) | self.turn_ends(True)
 
     def turn_ends(self, with_calls: bool) -> frozenset[int]:
-        """Return the tokens that come after a response, with calls or without. A token that is also within a response
-        does not end it."""
+        """Return the tokens that come after a response, with calls or without. One that is also within it ends none."""
         return frozenset(end for end in self._ends[with_calls] if end is not None)
 
     def following_end(self, with_calls: bool) -> int | None:
-        """Return the token with which the next message begins, if the template writes no token at the end of a
-        response."""
+        """Return the token that begins the next message, if the template writes none at the end of a response."""
         return self._ends[with_calls][1]
 
     @cached_property
@@ -138,8 +136,7 @@ class Chat:
         and further messages. The recorded tokens are reused only if the text that the template renders for ``after``
         begins with their text. One exception: sampled reasoning that is missing in ``after`` is kept at the place where
         the template writes the reasoning of that message; white space around it may differ. With ``reasoning`` false,
-        reasoning is part of the content, and there is no exception. Raises ConversationError if the template refuses
-        ``after``.
+        reasoning is part of the content, and there is no exception. Raises ConversationError.
         """
         count = len(before.messages)
         if after.head(count) != before or len(after.messages) <= count:
@@ -172,8 +169,7 @@ class Chat:
     def _rest_around_thoughts(
         self, recorded: str, after: Conversation, count: int, variables: Mapping[str, Any]
     ) -> str | None:
-        """Return the part of the text of ``after`` that follows the recorded text, if the two differ only in
-        reasoning."""
+        """Return the text of ``after`` that follows the recorded text, if the two differ only in reasoning."""
         opened, pieces = self._around_thoughts(recorded, after, count, variables)
         rest = _rest(pieces, recorded, self._end_texts)
         if rest is None:
@@ -227,8 +223,7 @@ class Chat:
         return tuple(self.decode([token]) for token in sorted(self.end_ids))
 
     def encode_after(self, text: str) -> list[int]:
-        """Return the tokens of a text that follows other text. Some tokenizers encode the first word of a text
-        differently."""
+        """Return the tokens of a text that follows other text. Some encode a text's first word differently."""
         ids = list(self.encode(text))
         if self.bytewise and self.decode(ids) == text:
             return ids
@@ -241,8 +236,8 @@ class Chat:
 
 def _end_of(pieces: Sequence[str], text: str, ends: Sequence[str]) -> int | None:
     """Return the position in ``text`` where the last piece ends; None if the pieces do not fit. ``text`` begins with
-    the first piece. Between two pieces, ``text`` has reasoning, which contains none of ``ends``. White space around the
-    pieces may differ."""
+    the first piece. Between two pieces, ``text`` has reasoning, which contains none of ``ends``. White space around may
+    differ."""
     first = pieces[0].rstrip()
     if not text.startswith(first):
         return None
@@ -260,8 +255,7 @@ def _has_any(text: str, parts: Sequence[str]) -> bool:
 
 
 def _rest(pieces: Sequence[str], text: str, ends: Sequence[str]) -> str | None:
-    """Return the part of the pieces that follows ``text``. ``text`` may have reasoning between the pieces. None if it
-    does not fit."""
+    """Return the part of the pieces after ``text``, which may have reasoning between them. None if it does not fit."""
     *others, last = pieces
     if not others:
         return last[len(text) :] if last.startswith(text) else None

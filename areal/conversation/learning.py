@@ -1,8 +1,8 @@
 """The trained tokens of a conversation: the assistant's messages and the ends of its turns, nothing else.
 
 A row is the text that the template renders for the whole conversation. To find where a message begins and ends in it,
-the conversation is rendered again with the texts of that message replaced: the text that does not change does not
-belong to the message.
+the conversation is rendered again with the texts of that message replaced: what does not change is not part of the
+message.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ class _Row:
 
     def _after_opened_thought(self, prompt: str) -> str:
         """Return the text of a row whose prompt opens a thought block that the template omits in earlier turns
-        (DeepSeek R1): the prompt, the reasoning as it would be sampled, and the rest of the message. Raises
-        ConversationError."""
+        (DeepSeek R1): prompt, reasoning as it would be sampled, rest of the message. Raises ConversationError."""
         content, at = message_text(self.conversation.messages[self.last]), prompt.rfind(_THOUGHT_START)
         differs = prompt[in_common(prompt, self.written) :][:60]
         why = f"is written after another prompt than the one that is served, which ends with {differs!r}"
@@ -147,8 +146,7 @@ class _Row:
         return bool(self.conversation.messages[index]["role"] == "assistant")
 
     def span(self, index: int) -> tuple[int, int]:
-        """Return the positions in the text where the message begins and where its turn ends. Raises
-        ConversationError."""
+        """Return the positions where the message begins and where its turn ends. Raises ConversationError."""
         start, end = self._start(index), self._end(index)
         if self._opening and self.text.startswith(self._opening, start):
             why = f"is written after another prompt than the one that is served, which has no {self._opening!r}"
@@ -180,8 +178,7 @@ class _Row:
         return in_common(self.text, self._with(index, other))
 
     def _end(self, index: int) -> int:
-        """Return the position after the turn's end token: the first one after the message's text and before the text of
-        the next message."""
+        """Return the position after the turn's end token, the first one between the message's text and the next's."""
         message = self.conversation.messages[index]
         if calls := message.get("tool_calls"):
             other = {**message, "tool_calls": swapped(calls, len(calls) - 1, _with_other_arguments(calls[-1]))}

@@ -133,8 +133,7 @@ def _calls(value: object, where: str) -> list[dict[str, Any]]:
 
 
 def field_as_given(field: str, messages: Sequence[Mapping[str, object]]) -> str:
-    """Return where a field of the normal form stands in the given messages: a ``function_call`` is ``tool_calls[0]``
-    there."""
+    """Return a field's place in the given messages, where ``tool_calls[0]`` may be a ``function_call``."""
     where, call, rest = field.partition(".tool_calls[0]")
     index = int(where.removeprefix("messages[").removesuffix("]")) if call else 0
     is_older = call and messages[index].get("function_call") and not messages[index].get("tool_calls")
@@ -177,8 +176,7 @@ def read_tools(value: object) -> tuple[dict[str, Any], ...]:
 
 
 def _function(value: object, where: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return a tool or a call in the form ``{"type": "function", "function": {...}}``; a function without this envelope
-    gets one."""
+    """Return a tool or a call as ``{"type": "function", "function": {...}}``; a bare function gets this envelope."""
     if isinstance(value, dict) and "function" not in value and isinstance(value.get("name"), str):
         rest = {name: item for name, item in value.items() if name not in names}
         value = {"type": "function", **rest, "function": {name: value[name] for name in names if name in value}}
@@ -189,8 +187,7 @@ def _function(value: object, where: str, names: tuple[str, ...]) -> dict[str, An
 
 
 def decoded_arguments(value: object) -> Any:
-    """Return the arguments of a call as a mapping, empty for blank text and ``null``. Text that is not a JSON object is
-    returned unchanged."""
+    """Return the arguments of a call as a mapping, empty for blank text and ``null``. Other text is unchanged."""
     if not isinstance(value, str):
         return value if value is not None else {}
     if not value.strip():

@@ -50,8 +50,7 @@ class CompiledTemplate:
         self._template.globals = dict(self._template.globals)  # a plain dict: each rendering copies it
 
     def render(self, values: Mapping[str, object]) -> str:
-        """Render with these variables, within the budget in use. Raises ``jinja2.TemplateError`` for every failure, and
-        TakesLonger."""
+        """Render with these variables, within the budget in use. Raises ``jinja2.TemplateError``, TakesLonger."""
         used = Meter(budget.budget_in_use(), values)
         token = budget.use_meter(used)
         try:
@@ -83,8 +82,7 @@ _NAMES_IN_CODE: Mapping[str, object] = {
 
 
 class _PayingCode(CodeGenerator):
-    """Generates the code of a template with charges. ``_NAMES_IN_CODE`` has the Python names of the functions that the
-    code calls."""
+    """Generates the code of a template with charges. ``_NAMES_IN_CODE``: the functions that the code calls."""
 
     def _paid(self, function: str, node: nodes.Node, frame: Frame) -> None:
         self.write(f"{function}(")
@@ -232,8 +230,8 @@ def _new_environment() -> jinja2.Environment:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The environment. It looks up the most frequent attributes directly: keys of JSON objects, methods of texts,
-    counters of loops."""
+    """The environment, with short ways to some attributes: keys of JSON objects, methods of texts, counters of
+    loops."""
 
     code_generator_class = _PayingCode
     intercepted_binops = frozenset(budget.BEFORE_OPERATION)
@@ -380,8 +378,7 @@ def _check_name(name: object) -> None:
 
 
 class _Generation(Extension):
-    """``{% generation %}``, which marks the assistant's tokens for training. Its body is a separate scope, as in
-    transformers."""
+    """``{% generation %}``, which marks tokens for training. Its body is a scope, as in transformers."""
 
     tags = {"generation"}
 

@@ -1,5 +1,4 @@
-"""Chat templates: Jinja templates that come with models, compiled once. The result equals ``apply_chat_template`` of
-transformers.
+"""Chat templates: Jinja templates that come with models, compiled once. Equal to ``apply_chat_template``.
 
 A template is not trusted and runs in a sandbox (``areal.conversation.sandbox``). Probe conversations determine once
 which forms of content and calls a template renders. It is an error if a part of a conversation is missing in the
@@ -55,8 +54,7 @@ class Template:
         return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
     def render(self, conversation: Conversation, add_generation_prompt: bool = False, **variables: Any) -> str:
-        """Render a conversation. Raises ConversationError with the field that the template refuses or does not
-        render."""
+        """Render a conversation. Raises ConversationError for a field that the template refuses or omits."""
         text = self.plain(conversation, add_generation_prompt, **variables)
         self._check_shown(conversation, text, lambda other: self.plain(other, add_generation_prompt, **variables))
         return text
@@ -193,8 +191,7 @@ class Template:
                 raise ConversationError(f"messages[{index}].{name}", "has no place in the chat template")
 
     def _drops_as_thought(self, message: Mapping[str, object], name: str) -> bool:
-        """Return whether the template treats content beside calls as reasoning, and renders it in the last turn
-        only."""
+        """Return whether content beside calls is reasoning to the template, shown in the last turn only."""
         return name == "content" and "tool_calls" in message and self._shows(_kind(message, name))
 
     def _shows_plain(self, conversation: Conversation, text: str) -> bool:
@@ -207,8 +204,7 @@ class Template:
         return all(map(self._shows, kinds))
 
     def _shows(self, kind: str) -> bool:
-        """Return whether the template renders a part of a message, or the tools, in a probe. False if it refuses the
-        probe."""
+        """Return whether the template renders a part of a message, or the tools, in a probe. False if it refuses it."""
         if kind not in self._shown:
             conversation = _probe(kind)
             try:

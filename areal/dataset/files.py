@@ -1,7 +1,6 @@
 """Data sets from local files or the Hugging Face hub: JSONL, JSON, Parquet and Arrow.
 
-Rows are held in memory, with the part of the interface of ``datasets`` that training needs. Every error names the file
-and line.
+Rows are held in memory, with what training needs of the interface of ``datasets``. Errors name file and line.
 
 The ``configs:`` block at the head of a hub repository's README.md assigns files to splits; without one, the words
 train, validation and test in the file paths do (https://huggingface.co/docs/hub/datasets-data-files-configuration).
@@ -81,8 +80,7 @@ class BadData(ArealError):
 
 
 def read_dataset(source: str, split: str | None = None) -> Rows:
-    """Read a local file or folder, or ``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT`` of the hub. Raises NotFound,
-    UsageFault, BadData."""
+    """Read a file or folder, or ``NAME[:CONFIG][:SPLIT]`` of the hub. Raises NotFound, UsageFault, BadData."""
     if "://" in source:
         raise NotFound(f"{source} is a URL: a data set is a file, a folder, or a name of the hub", hint="download it")
     path = Path(source).expanduser()

@@ -389,8 +389,7 @@ def columns_named(
     tokenizer: Any,
 ) -> Rows:
     """Return a data set whose columns have other names: for a loader of one's own (``path: module:function``).
-    ``columns``: by the name that is read here, that of the files; dots go into an object. Raises BadData for a row
-    without one."""
+    ``columns``: by the name that is read here, that of the files; dots go into an object. Raises BadData."""
 
     def renamed(row: Row, place: str) -> Row:
         found = {name: value for name, value in row.items() if name != "messages" and name not in columns.values()}

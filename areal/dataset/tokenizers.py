@@ -142,8 +142,7 @@ def texts(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _plain(tokenizer: Any) -> Any | None:
-    """Return the Rust tokenizer behind the one of transformers, several times faster; None if their results would
-    differ."""
+    """Return the Rust tokenizer behind the one of transformers, which is faster; None if their results would differ."""
     found = getattr(tokenizer, "backend_tokenizer", None) if getattr(tokenizer, "is_fast", False) else None
     if found is None or found.truncation or found.padding or getattr(tokenizer, "split_special_tokens", False):
         return None
@@ -151,8 +150,7 @@ def _plain(tokenizer: Any) -> Any | None:
 
 
 def _folder(path: str) -> str:
-    """Return the local folder of a model. Raises NotFound for a missing local path, which must not be taken for a hub
-    id."""
+    """Return the local folder of a model. Raises NotFound for a missing path, which is no hub id."""
     if not path:
         raise UsageFault("no tokenizer is given", hint="actor.path=FOLDER, or tokenizer_path=FOLDER")
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():

@@ -50,8 +50,8 @@ class VisionProcessor:
 
     def prompt(self, messages: object, images: Sequence[bytes], tools: object = None, **variables: Any) -> list[int]:
         """Token ids of a chat with images. The part ``{"type": "image"}``, or ``<image>`` in a text, is its place;
-        without them, the images come before the text of the first message of the user. Raises UsageFault, and BadImage
-        and ConversationError."""
+        without them, the images come before the text of the user's first message. Raises UsageFault, BadImage,
+        ConversationError."""
         text = self._text(messages, len(images), tools, variables)
         return list(self._processed(text, images)["input_ids"][0].tolist())
 
@@ -173,8 +173,7 @@ def check_fit(model: Any, processor: VisionProcessor) -> None:
 
 
 def image_features(model: Any, several: Sequence[Pixels], device: Any) -> list[Tensor]:
-    """Return the tower's vectors [``placeholders``, hidden size] of each prompt's images, computed at once where they
-    have one size."""
+    """Return the tower's vectors [``placeholders``, hidden size] of each prompt's images, at once if of one size."""
     import torch
 
     shapes = {each.tensors[name].shape[2:] for each in several for name in each.tensors}
@@ -191,8 +190,8 @@ def image_features(model: Any, several: Sequence[Pixels], device: Any) -> list[T
 
 
 def embeddings(model: Any, input_ids: Tensor, vectors: Sequence[Tensor | None], token_id: int) -> Tensor:
-    """Return the decoder's inputs [B, T, hidden size] for ``input_ids`` [B, T]: in each row the first placeholders are
-    its ``vectors``."""
+    """Return the decoder's inputs [B, T, hidden size] for ``input_ids`` [B, T], ``vectors`` at the first
+    placeholders."""
     import torch
 
     embedded: Tensor = model.get_input_embeddings()(input_ids)

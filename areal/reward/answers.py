@@ -168,8 +168,7 @@ def final_answer(text: str, in_words: bool = False) -> str | None:
 
 
 def _unmarked(text: str, in_words: bool) -> str | None:
-    """Return what follows "the answer is" if it is a formula, a letter or has no number, else the last number in the
-    prose."""
+    """Return what follows "the answer is" if it is a formula, a letter or has no number, else the last number."""
     for what in (_CLOSING, _ASIDE, _REJECTED, _BESIDE):
         text = what.sub("", text)
     text = _DISPLAYED.sub(lambda match: "$" + " ".join((match[1] or match[2]).split()) + "$", _CLAUSE.sub(r"\1", text))
@@ -243,8 +242,7 @@ def right_answer(answer: Any) -> str:
 
 
 def right_number(answer: Any) -> str:
-    """Return the reference number of a row: the marked one, else the last one of the text. Raises ValueError without
-    one."""
+    """Return a row's reference number: the marked one, else the last of the text. Raises ValueError without one."""
     found = right_answer(answer)
     if as_number(found) is None:
         found = _last_in_prose(found) or ""
@@ -323,8 +321,7 @@ def same_number(answer: str | None, right: str | None) -> bool:
     """Return whether ``answer`` as a whole equals the number ``right``. False if ``right`` is not a number.
 
     Units, currency and percent signs, and the name in ``x = 18``, are ignored. Several numbers, ranges, alternatives
-    and unknowns never equal one number. An answer that is not a rational number needs mpmath: raises ImportError
-    without it."""
+    and unknowns never equal one number. One that is not rational needs mpmath: raises ImportError without it."""
     if answer is None or as_number(right) is None:
         return False
     node = _read(answer)
@@ -332,8 +329,8 @@ def same_number(answer: str | None, right: str | None) -> bool:
 
 
 def as_number(text: str | None) -> Fraction | None:
-    """Return the value of a text that is one number, which may have separators, a currency or a unit, or be a fraction.
-    None for any other text."""
+    """Return the value of a text that is one number, with separators, a currency or a unit, or a fraction. None for
+    others."""
     return exact_number(_read(text)) if text else None
 
 

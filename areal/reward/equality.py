@@ -122,8 +122,8 @@ def _is_consistent(answer: Relation) -> bool:
 
 
 def _same_group(answer: Items, right: Items) -> bool:
-    """Return whether two groups have the same items: tuples in order, sets and lists in any order. Only a set may
-    repeat an item."""
+    """Return whether two groups have the same items: tuples in order, sets and lists in any order. A set may repeat
+    one."""
     brackets = {answer.brackets, right.brackets}
     first, second = _items(answer), _items(right)
     if brackets == {":"}:
@@ -246,8 +246,7 @@ def _plain(node: Node) -> str:
 
 
 def _ends_with(answer: Quantity, right: Quantity) -> bool:
-    """Return whether the answer is a sentence that ends with the right words: ``The series converges`` for
-    ``converges``."""
+    """Return whether the answer is a sentence with the right words at its end: ``It converges`` for ``converges``."""
     sentence, ending = (re.sub(r"[^\w\s]", "", each.text.casefold()) for each in (answer, right))
     before = sentence.removesuffix(ending)
     subject = r"(?:the|this|that|it)\b((?: (?!is|are)\w+){0,4} (?:is|are)(?: an?| the)?| \w+|) "
@@ -312,8 +311,7 @@ def _same_values(answer: Quantity, right: Quantity, tolerance: Fraction | None =
 
 
 def _is_truncated(cut: Formula, whole: Quantity) -> bool:
-    """Return whether a decimal is the first digits of a number that has more: 1.414... is the square root of 2, not
-    1.414."""
+    """Return whether a decimal is the beginning of another: 1.414... is the square root of 2, not 1.414."""
     digits, value = re.fullmatch(r"(-?\d+\.(\d{3,}))…", "".join(texts_of(cut))), _real(whole)
     if digits is None or value is None:
         return False
@@ -376,8 +374,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _same_region(one: Node, other: Node) -> bool:
-    """Return whether both are the same set of real numbers: at the ends of their parts, between and beyond these, and
-    on a grid."""
+    """Return whether both are one set of real numbers: at the ends of parts, between and beyond these, on a grid."""
     names = [_unknowns(each) for each in (one, other)]
     if max(map(len, names)) > 1 or len(names[0] | names[1]) > 1:
         return False

@@ -129,8 +129,7 @@ def _rows(matrix: str) -> list[list[Formula]]:
 
 
 class _Evaluator:
-    """Computes a value by operator precedence while it reads the tokens. ``divisors`` has each value by which another
-    one was divided."""
+    """Computes a value by operator precedence while it reads the tokens. ``divisors`` has each divisor."""
 
     def __init__(self, formula: Formula, point: Mapping[str, object], unit: Any, steps: Iterator[int]) -> None:
         if len(formula) > _LONGEST:
@@ -163,8 +162,7 @@ class _Evaluator:
         return self._next.kind in "nsfmv" or self._next.text in _STARTS or (self._is("|") and not self._bars)
 
     def _value(self, least: int = 0) -> Any:
-        """Return the value of the operators that bind more strongly than ``least``; factors side by side are a
-        product."""
+        """Return the value of operators that bind more than ``least``; factors side by side are a product."""
         sign = ONE
         while self._is("+", "-"):
             sign *= -1 if self._take() == "-" else 1
@@ -430,8 +428,7 @@ def same_items(items: Sequence[Formula], wanted: Formula) -> bool:
 
 
 def ratio_of(found: Formula, wanted: Formula, *, of_numerators: bool) -> Any:
-    """Return the constant real ratio of two formulas with the same symbols, or of their numerators; None if there is
-    none."""
+    """Return the constant real ratio of two formulas of the same symbols, or of their numerators, or None."""
     if names_in(found) != names_in(wanted) or not names_in(found):
         return None
     ratios = []

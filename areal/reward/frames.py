@@ -15,8 +15,7 @@ HEAD = 8
 @dataclass(frozen=True)
 class FunctionTarget:
     """A reward function, given by module and name or by ``copy``, its pickle. ``file``: the main script, if either
-    refers to it. With ``argument``, the function is a factory: each process calls it once with ``argument``, and uses
-    the result."""
+    refers to it. With ``argument``, the function is a factory: each process calls it once, and uses the result."""
 
     module: str
     qualname: str
@@ -40,8 +39,7 @@ class RewardJob:
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a job or a call. ``error``: a raised exception, with its place. ``seconds``: run time of the
-    function."""
+    """The result of a job or a call. ``error``: what was raised, with its place. ``seconds``: its run time."""
 
     value: Any = None
     error: str | None = None

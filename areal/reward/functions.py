@@ -38,8 +38,7 @@ def name_of(function: Any) -> str:
 
 
 def is_async(function: Any) -> bool:
-    """Return whether a call returns a coroutine. Bound and partial functions and objects with ``__call__`` are
-    supported."""
+    """Return whether a call returns a coroutine. Of partial functions and objects with ``__call__``, too."""
     if isinstance(function, functools.partial):
         return is_async(function.func)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
@@ -215,8 +214,7 @@ def scorer(spec: str) -> Callable[[tuple[Any, ...], Mapping[str, object], Mappin
 
 
 def parameters_of(spec: str) -> dict[str, object]:
-    """Return the function's ``parameters``, which can go to another process; or ``error`` and ``hint`` if it cannot be
-    loaded."""
+    """Return the function's ``parameters``, for another process, or ``error`` and ``hint`` if it cannot be loaded."""
     try:
         function = load_callable(spec, "--reward")
         if inspect.isclass(function):
@@ -255,8 +253,7 @@ def as_text(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _is_wrapper(function: Any) -> bool:
-    """Return whether ``functools.wraps`` gave a function, or the method that calls an object, the signature of
-    another."""
+    """Return whether ``functools.wraps`` gave a function, or an object's ``__call__``, another's signature."""
     if isinstance(function, functools.partial):
         return _is_wrapper(function.func)
     return hasattr(function, "__wrapped__") or hasattr(type(function).__call__, "__wrapped__")
@@ -324,8 +321,7 @@ def check_columns(
     tokens: bool = True,
 ) -> None:
     """Raise UsageFault, with its place, for the first row that lacks a column which one of ``rewards`` requires. Rows
-    of the same columns are checked once. ``also``: further arguments that the rewards get; ``tokens``: whether they get
-    token ids."""
+    of the same columns are checked once. ``also``: further arguments; ``tokens``: whether token ids are given."""
     functions, checked = list(rewards), set[tuple[str, ...]]()
     own: tuple[Any, ...] = ("", "", [], []) if tokens else ("", "", None, None)
     further = dict.fromkeys(also)
@@ -342,8 +338,7 @@ def check_columns(
 
 def columns_read(function: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, ...]:
     """Return the columns that every call of the function reads from its ``**`` parameter: answer for
-    ``data["answer"]``. What follows a statement that branches, or that uses the parameter in another way, is left
-    out."""
+    ``data["answer"]``. What follows a statement that branches, or uses it in another way, is left out."""
     found: list[str] = []
     given = function.args.kwarg.arg if function.args.kwarg is not None else None
     for statement in function.body if given is not None else ():

@@ -1,8 +1,7 @@
 """A pool of processes that run reward functions, with a deadline for each job.
 
 A reward function is user code: it may hang, crash, leak memory, or hold the interpreter lock for seconds. A separate
-process can be killed, and never blocks the event loop that runs the episodes. A process that misses a deadline is
-killed and not reused.
+process can be killed, and never blocks the event loop that runs the episodes. One that misses a deadline is killed.
 """
 
 from __future__ import annotations
@@ -176,8 +175,7 @@ _WORKERS = 2
 
 
 def open_pool_of_this_loop(workers: int) -> None:
-    """Give the rewards of this event loop that state no ``max_workers`` a pool of ``workers`` processes, unless they
-    have one."""
+    """Give rewards of this loop without ``max_workers`` a pool of ``workers`` processes, unless they have one."""
     _POOLS.setdefault(asyncio.get_running_loop(), {}).setdefault(None, RewardPool(workers))
 
 
@@ -217,13 +215,12 @@ def jobs_of(counts: Sequence[int], seconds: float) -> list[list[int]]:
 class AsyncRewardWrapper:
     """A reward function as a coroutine: ``await wrapper(prompt, completions, prompt_ids, completion_ids, **data)``.
 
-    Any callable. A function of a module runs in the pool, and so does an object that can be pickled (a bound method,
-    a partial, an instance with ``__call__``): a copy of it as it is at the call, so what the call changes in it is
-    lost. What is async runs on this event loop, and what can go to no other process (a lambda, a closure, an object
-    with a lock) on a thread of this one. A deadline missed, or a process lost, is tried again up to ``max_retries``
-    times. Rewards with one ``max_workers`` share a pool of so many processes, and those without any share
-    another one. Raises RewardError, and UsageFault for arguments that the function does not take; the value is a finite
-    float.
+    Any callable. A function of a module runs in the pool, and so does an object that can be pickled (a bound method, a
+    partial, an instance with ``__call__``): a copy of it as it is at the call, so what the call changes in it is lost.
+    What is async runs on this event loop, and what can go to no other process (a lambda, a closure, an object with a
+    lock) on a thread of this one. A deadline missed, or a process lost, is tried again up to ``max_retries`` times.
+    Rewards with one ``max_workers`` share a pool of so many processes, and those without any share another one. Raises
+    RewardError, and UsageFault for other arguments; the value is a finite float.
     """
 
     def __init__(
@@ -282,8 +279,8 @@ class AsyncRewardWrapper:
 
     async def each(self, calls: Sequence[Call]) -> list[float | Exception]:
         """Return the reward of every ``(args, kwargs)``, or what kept it. A function that takes no time to speak of is
-        called for all in one job, also for those that others ask for at the same moment: more would go into sending
-        than into what is sent."""
+        called for all in one job, also for those that others ask for at the same moment: sending costs more than the
+        rewards."""
         for args, kwargs in calls:
             self._parameters.check(args, kwargs)
         if self._local is None and self._longest_s * len(calls) <= _QUICK_S:

@@ -54,8 +54,7 @@ class Quantity:
 @dataclass(frozen=True)
 class Items:
     """Items in ``()``, ``[]``, ``[)``, ``(]`` or ``{}``. A bare list has ``,`` or ``and``, alternatives have ``or``, a
-    ratio has ``:``, sets with an operator have ``∪``, ``∩`` or ``∖``, and the numbers that meet a condition have
-    ``|``."""
+    ratio has ``:``, sets with an operator have ``∪``, ``∩`` or ``∖``, and numbers under a condition have ``|``."""
 
     brackets: str
     items: tuple[Node, ...]
@@ -329,8 +328,7 @@ def _brackets_of_words(found: Formula) -> set[int]:
 
 
 def _sum_of(found: Formula) -> Quantity | None:
-    """Return the sum of amounts such as ``1 hour 30 minutes``, in the last unit; None without several of one
-    dimension."""
+    """Return the sum of amounts, ``1 hour 30 minutes``, in the last unit; None without several of one dimension."""
     kept = [each for each in found if each.text not in (",", "and", "{", "}")]
     numbers, units = kept[::2], kept[1::2]
     if len(units) < 2 or len(numbers) != len(units) or {each.kind for each in numbers} != {"n"}:

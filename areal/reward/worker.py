@@ -1,5 +1,4 @@
-"""The process that runs reward functions: reads jobs from stdin, writes results to stdout. Output of the functions goes
-to stderr.
+"""The process that runs reward functions: reads jobs from stdin, writes results to stdout. Functions print to stderr.
 
 Only a pool starts it, as ``python -m areal.reward.worker``. It exits with its parent, and at the end of its input.
 """

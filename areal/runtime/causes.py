@@ -1,5 +1,4 @@
-"""Why a component ended, from its log: the log's files in order, the component's starts, and the first error of a
-start.
+"""Why a component ended, from its log: the files in order, the component's starts, the first error of a start.
 
 Lines of the shim begin with ``[areal]``; each start of the component is one of them, so that the output of different
 starts can be told apart. Imported by the shim: no ``dataclasses``, no ``typing``, no ``pathlib``.
@@ -113,9 +112,8 @@ def _end_of_file(path: str, size: int) -> bytes:
 
 
 def _rest_of_message(line: str, after: Sequence[str]) -> list[str]:
-    """Return the lines that say what happened if the first line of a message is only a heading: pydantic's "1
-    validation error for M", which may be followed by the field on a line of its own, or torch's "Error(s) in loading
-    state_dict for M:"."""
+    """Return the lines that say what happened if a message's first line is only a heading: pydantic's "1 validation
+    error for M", which the field may follow on its own line, or torch's "Error(s) in loading state_dict for M:"."""
     of_pydantic = _COUNTS_FAULTS.search(line) is not None
     if not of_pydantic and not line.endswith(":"):
         return []

@@ -64,8 +64,8 @@ class PortOwner:
 
 
 def bind_error(port: int) -> OSError | None:
-    """Return the error that a server listening on ``port``, on any address, would get now; None if it could listen.
-    TIME_WAIT is ignored."""
+    """Return the error of a server that listens on ``port``, on any address, now; None without one. TIME_WAIT is
+    ignored."""
     import socket
 
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
@@ -87,8 +87,8 @@ def bind_error(port: int) -> OSError | None:
 
 def candidates(owner: str, scope: str = "") -> Iterator[int]:
     """Iterate over the automatic ports from a starting point that depends on the owner and its home. A port just
-    released is thus not the next one chosen, and while a process is replaced, an owner of the same name in another home
-    does not take its port."""
+    released is thus not chosen next, and an owner of the same name in another home does not take the port of a process
+    that is replaced."""
     low, high = map(int, procfs.read_bytes("/proc/sys/net/ipv4/ip_local_port_range").split())
     usable = [port for port in range(FIRST_PORT, LAST_PORT + 1) if not low <= port <= high]
     start = zlib.crc32(f"{scope} {owner}".encode("utf-8", "surrogateescape")) % max(1, len(usable))
@@ -238,8 +238,7 @@ class LeaseDir:
         return lease
 
     def acquire_shared(self, name: str, *, owner: str, uid: str = "") -> tuple[ResourceLease, bool]:
-        """Acquire ``name`` together with other runs of the same owner and home. Return the lease, and whether we are
-        the first.
+        """Acquire ``name`` together with other runs of one owner and home. Return it, and whether we are the first.
 
         The first holder locks exclusively, writes its name, and downgrades to a shared lock. The guard keeps two
         different owners from both downgrading.
@@ -284,8 +283,7 @@ class LeaseDir:
                     os.close(fd)
 
     def _locked(self, name: str, fd: int, *, shared: bool = False) -> bool:
-        """Lock ``fd``. Return False if another process holds the lock, or the file with that name is a different one by
-        now."""
+        """Lock ``fd``. Return False if another process holds the lock, or the name is another file's by now."""
         return try_lock(fd, shared=shared) and still_named(fd, self._file(name))
 
     def share(self, lease: ResourceLease) -> None:
@@ -303,17 +301,16 @@ class LeaseDir:
             os.ftruncate(lease.fd, len(text))
 
     def holder(self, name: str) -> LeaseHolder | None:
-        """Return the holder that the file names, or None if it is unreadable. Does not show whether the lease is
-        held."""
+        """Return the holder that the file names, None if it is unreadable. The lease may be free."""
         try:
             return LeaseHolder(**parse_json(procfs.read_bytes(self._file(name))))
         except (OSError, ValueError, TypeError):
             return None
 
     def is_held(self, name: str) -> bool:
-        """Return whether the lease is held. A GPU's lease is exclusive, so it is tested with a shared lock, and tests
-        do not disturb each other. A port's lease may be shared: it is tested with an exclusive lock, for longer than
-        another test takes."""
+        """Return whether the lease is held. A GPU's lease is exclusive, so it is tested with a shared lock: tests do
+        not disturb another. A port's lease may be shared: it is tested with an exclusive lock, for longer than a
+        test."""
         try:
             fd = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:

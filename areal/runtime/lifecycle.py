@@ -1,5 +1,4 @@
-"""Start a run and stop it: a shim waits at a gate, signals go only to a verified process, and no process is left
-behind.
+"""Start a run and stop it: a shim waits at a gate, signals go only to a verified process, and none is left behind.
 
     caller                                     shim
     fork, exec with a gate and an ack pipe --> imports, then blocks on the gate
@@ -168,8 +167,7 @@ def wait_dead(identity: ProcessIdentity, timeout_s: float) -> bool:
 
 
 def request_end(identity: ProcessIdentity) -> bool:
-    """Send SIGTERM, and SIGCONT, since a stopped process cannot act on SIGTERM. Return False if the process is already
-    gone."""
+    """Send SIGTERM, and SIGCONT, since a stopped process cannot act on SIGTERM. Return False if it is gone."""
     return send(identity, signal.SIGTERM) and (send(identity, signal.SIGCONT) or True)
 
 
@@ -221,8 +219,7 @@ def _is_here(identity: ProcessIdentity) -> bool:
 
 
 def _is_foreign(stat: procfs.Stat, identity: ProcessIdentity, run_dir: str) -> bool:
-    """Return whether a member of a session with our number is provably not ours: a leaderless session reused the
-    number."""
+    """Return whether a member of a session with our number is provably not ours: it reused the number."""
     if stat.session != identity.session_id:
         return False
     if stat.start_ticks < identity.start_ticks:

@@ -86,8 +86,7 @@ def log_times(path: str) -> tuple[list[float], list[int]]:
 
 
 def _offset_at(times: Sequence[float], offsets: Sequence[int], since: float, size: int) -> int:
-    """Return the offset at which the output of ``since`` begins. Output after an entry was written within one step of
-    it."""
+    """Return the offset at which the output of ``since`` begins. It is exact to one step."""
     if not times:
         return 0
     index = bisect.bisect_right(times, since - TIMES_STEP_S)
@@ -139,8 +138,7 @@ class LogFollower:
         return b"".join(parts)
 
     def _newer_files(self) -> list[str]:
-        """Return the files begun after the one being read, oldest first: several if the log was rotated more than
-        once."""
+        """Return the files begun after the one being read, oldest first: several after several rotations."""
         paths = self._log_paths()
         if self._fd < 0:
             return list(paths[-1:])
@@ -213,8 +211,7 @@ def level_of(text: str) -> str:
 
 
 def end_of(paths: Sequence[str], *, ended: bool) -> Place | None:
-    """Return the end of the last line; in a log that is being written, of the last whole line. Return None without a
-    log."""
+    """Return the end of the last line, of the last whole one in a log that is being written; None without a log."""
     for path in reversed(paths):
         if (found := stat_of(path)) is None:
             continue
@@ -281,8 +278,7 @@ def lines_after(paths: Sequence[str], start: Place | None, matches: Matches, *, 
 
 
 def _block_before(path: str, position: int) -> tuple[int, bytes]:
-    """Return the beginning of a block of whole lines that ends at ``position``, and its bytes. A line longer than a
-    block is read whole."""
+    """Return the beginning of whole lines that end at ``position``, and their bytes. A longer line is read whole."""
     size = _BLOCK
     while True:
         start = max(0, position - size)

@@ -129,8 +129,7 @@ def _config_damage(folder: str, spec: RunSpec) -> str:
 
 
 def supervisor_of(store: RunStore, uid: str) -> tuple[ProcessIdentity | None, bool]:
-    """Return the shim's identity, and whether its record is lost, in which case the identity is read from the living
-    process."""
+    """Return the shim's identity, and whether its record is lost, in which case it is read from the process."""
     folder = store.folder(uid)
     try:
         identity = read_identity(folder)
@@ -142,8 +141,7 @@ def supervisor_of(store: RunStore, uid: str) -> tuple[ProcessIdentity | None, bo
 
 
 def find_shim(run_dir: str) -> ProcessIdentity | None:
-    """Return the living supervisor of a run folder, found without its record: the session leader started with the
-    folder.
+    """Return the living supervisor of a run folder, without its record: the session leader started with it.
 
     Shims never rename themselves, and only a shim leads a session with that folder in its first environment.
     """
@@ -206,8 +204,7 @@ def _age_s(stat: procfs.Stat) -> float:
 
 
 def _recorded(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
-    """Return the recorded state of a run whose shim lives. If the component has just died, give the shim a moment to
-    notice."""
+    """Return the recorded state of a run whose shim lives. If its component has just died, give it time to notice."""
     child = read_child(folder)
     for _ in range(_SETTLE_TRIES):
         if child is None or not child.runs or _living_child(child) is not None:

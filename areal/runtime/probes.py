@@ -1,8 +1,7 @@
 """Probe components over HTTP, many at once, within one deadline and never through a proxy.
 
 Non-blocking sockets in one loop, standard library only: ``areal get`` probes a home's processes with it and stays
-light, and a thousand stopped processes cost one deadline, not a thousand. Sockets, logs and leases are imported where
-they are used.
+light, and a thousand stopped processes cost one deadline, not a thousand. Sockets, logs and leases are imported on use.
 """
 
 from __future__ import annotations

@@ -129,8 +129,7 @@ class EndRecord:
 
 
 def placed(spec: RunSpec, address: str) -> RunSpec:
-    """Return the spec of a run whose node has been found: ``NODE_HOST`` is ``address`` in its argv, environment,
-    configuration and URLs."""
+    """Return the spec of a run whose node is known: ``NODE_HOST`` is ``address`` in argv, environment, config, URLs."""
     host = f"[{address}]" if ":" in address else address
 
     def put(value: Any) -> Any:
@@ -320,8 +319,7 @@ class RunStore:
 
     def original_of(self, uid: str, supervisor: ProcessIdentity) -> str:
         """Return the run's folder that its living supervisor belongs to; "" where that is the one here. A supervisor
-        holds the lock of its own folder, wherever that was moved, and never that of a copy. One that exits holds
-        none."""
+        holds the lock of its own folder, wherever that was moved, and never that of a copy. A dying one holds none."""
         started_in, is_copied = self.started_in(uid)
         if is_copied:
             return started_in

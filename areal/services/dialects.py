@@ -59,8 +59,7 @@ _PARAMETERS = {
 
 
 def custom_function(tool: Mapping[str, object]) -> dict[str, object]:
-    """Return the function that a custom tool is to the model, without its name. A grammar is part of the
-    description."""
+    """Return the function that a custom tool is to the model, without its name. A grammar is described."""
     description, form = str(tool.get("description") or ""), tool.get("format")
     if isinstance(form, Mapping) and form.get("type") == "grammar":
         inner = form.get("grammar")  # of chat completions
@@ -90,8 +89,7 @@ def custom_call(call_id: str, name: str, given: str) -> dict[str, object]:
 
 
 def function_of(item: object) -> object:
-    """Return a custom tool, or the choice of one, of a chat completion as a function. Others are returned as they
-    are."""
+    """Return a custom tool, or the choice of one, of a chat completion as a function. Others stay as they are."""
     custom = item.get("custom") if isinstance(item, Mapping) and item.get("type") == "custom" else None
     if not isinstance(custom, Mapping):
         return item

@@ -25,8 +25,7 @@ TRAJECTORIES = "trajectories"
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
-    """Yield the episodes of a file or folder. Raises NotFound, and ArealError naming the file (and line) that is
-    invalid."""
+    """Yield the episodes of a file or folder. Raises NotFound, and ArealError naming the file and line."""
     if path.is_dir():
         yield from read_folder(path)
     elif not path.exists():

@@ -210,8 +210,7 @@ def _about(row: Mapping[str, object]) -> dict[str, object]:
 
 
 def episodes_of_export(answer: Mapping[str, Any]) -> list[Episode]:
-    """Return the episodes of an export response, which has no collector metadata: one per trajectory. Raises
-    ValueError."""
+    """Return an export response's episodes, without a collector's metadata, by trajectory. Raises ValueError."""
     failures = answer.get("failures") or ()
     export_id = str(answer.get("export_id") or "")
     return by_trajectory(rows_of_export(answer), failures, export_id)

@@ -33,8 +33,7 @@ class StepFile(NamedTuple):
 
 
 def step_files(folder: Path) -> list[StepFile]:
-    """Return the steps that have a file, in order, the evaluation after a step behind it. One listing; nothing is
-    opened."""
+    """Return the steps that have a file, in order, an evaluation behind its step. Nothing is opened."""
     try:
         names = os.listdir(folder)  # noqa: PTH208  # 100,000 names without a Path each
     except FileNotFoundError:
@@ -132,8 +131,7 @@ def read_step(
 
 
 def read_sample(path: Path, line: int) -> Episode:
-    """Return the episode whose line begins at byte ``line``. Raises NotFound, and ArealError where no line begins
-    there."""
+    """Return the episode whose line begins at byte ``line``. Raises NotFound, ArealError where none does."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, line - 1))
@@ -207,8 +205,7 @@ class FailedRollout(NamedTuple):
 
 
 def read_failures(folder: Path, first: float = -math.inf, last: float = math.inf) -> tuple[list[FailedRollout], bool]:
-    """Return the failed rollouts between two times, newest first, and whether older ones were not read: only the end of
-    the file is."""
+    """Return the failed rollouts between two times, newest first, and whether older ones were left unread."""
     try:
         with (folder / _FAILURES).open("rb") as file:
             size = file.seek(0, os.SEEK_END)

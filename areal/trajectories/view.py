@@ -151,8 +151,7 @@ def _branches(rows: Sequence[Interaction], branch: str) -> list[tuple[Interactio
 
 
 def _letters(place: int) -> str:
-    """Return ``a`` to ``y``, then ``za`` to ``zy``, ``zza``...: prefix-free, so that joined letters identify a
-    branch."""
+    """Return ``a`` to ``y``, then ``za`` to ``zy``, ``zza``...: prefix-free: joined letters identify a branch."""
     return "z" * (place // 25) + chr(ord("a") + place % 25)
 
 

@@ -1,9 +1,9 @@
 """Who may ask the page's server: the decision over one request's headers. Pure.
 
-Every request, of any method and path, must name a host that this server is reached by (a page of another site that
-resolves its own name to this address does not) and, where a browser states the origin of a call, come from the same
-one. What is read from the home needs the token as well, in ``Authorization``: no cookie exists that a browser would
-send by itself.
+Every request, of any method and path, must name a host that this server is reached by (another site's page that
+resolves its name to this address does not) and, where a browser states the origin of a call, come from the same one.
+What is read from the home needs the token as well, in ``Authorization``: there is no cookie, which a browser would send
+by itself.
 """
 
 from __future__ import annotations

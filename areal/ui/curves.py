@@ -1,5 +1,4 @@
-"""Which metrics of a job are drawn together, for the terminal, pictures and pages; and the range that a curve is drawn
-in. Pure."""
+"""Which metrics of a job are drawn together, for the terminal, pictures and pages; and a curve's range. Pure."""
 
 from __future__ import annotations
 

@@ -135,8 +135,7 @@ _decoders: FileMemo[TokenDecoder] = FileMemo(load_decoder, 2)
 
 
 def config_of(folder: Path) -> Mapping[str, object]:
-    """Return the configuration that a run's driver wrote into its folder; empty before it has begun. Raises ArealError
-    where it is damaged."""
+    """Return the configuration that a run's driver wrote into its folder; empty before that. Raises ArealError."""
     return _configs.get(folder / "config.yaml")
 
 
@@ -144,8 +143,7 @@ _OF_ONE_RUN = ("experiment_name", "trial_name", "fileroot", "nfs_record_root")
 
 
 def compared_keys(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the values of a configuration by keys with dots, but for the names and folders in which any two runs
-    differ."""
+    """Return a configuration's values by keys with dots, but for names and folders, in which any two runs differ."""
     from areal.convert.reading import flat
 
     return {key: value for key, value in flat(config) if key.rpartition(".")[2] not in _OF_ONE_RUN}

@@ -1,9 +1,9 @@
 """One self-contained HTML page of episodes, from the modules that the live page has: no network, no server.
 
-Text from models and data sets is untrusted. It is embedded as data: JSON in a script element of a type that browsers
-do not run, with every character escaped that could end the element, and the scripts insert it as text nodes only. A
+Text from models and data sets is untrusted. It is embedded as data: JSON in a script element of a type that browsers do
+not run, with every character escaped that could end the element, and the scripts insert it as text nodes only. A
 content security policy enforces this: it allows only the hashes of our script and style. A page is bounded, and says
-what it leaves out.
+what it omits.
 """
 
 from __future__ import annotations

@@ -53,8 +53,7 @@ _COUNTED_FILES, _COUNTED_BYTES = 100, 32 << 20  # of a job, the newest
 
 
 def find_trained(home: Home, session: str, since: float) -> dict[str, object]:
-    """Return ``samples`` of the session in the files of all jobs that were written after it began, and whether the
-    search was ``whole``."""
+    """Return the session's ``samples`` in the files that jobs wrote after it began, and if the search was ``whole``."""
     files = [
         (path.stat().st_mtime, path.stat().st_size, folder.parent.name, each, path)
         for folder in sorted(home.jobs.glob("*/trajectories"))
@@ -97,8 +96,7 @@ _counts = FileMemo[Counter[int]](_count, most=2000)
 
 
 def tokens_by_version(folder: Path) -> dict[str, object]:
-    """Of the newest training steps of a job that have samples: the tokens by version, newest first, and which steps
-    were counted."""
+    """Return the tokens by version of a job's newest training steps with samples, and which were counted."""
     files = [each for each in step_files(folder) if not each.is_eval]
     chosen: list[StepFile] = []
     room = _COUNTED_BYTES

@@ -48,8 +48,7 @@ _OWN_WEIGHTS = NoEffect("the engine converts weights itself")
 @dataclass
 class MegatronEngineConfig:
     """Settings of ``backend: megatron:...``. The ``recompute_`` fields configure ``gradient_checkpointing``:
-    ``uniform`` recomputes groups of ``recompute_num_layers`` layers, ``block`` that number of layers in each pipeline
-    stage."""
+    ``uniform`` recomputes groups of ``recompute_num_layers`` layers, ``block`` that number in each pipeline stage."""
 
     ddp: MegatronDDPConfig = field(default_factory=MegatronDDPConfig)
     recompute_granularity: Literal["full"] | None = None  # full is what gradient_checkpointing does

@@ -1,5 +1,4 @@
-"""Fields of configuration dataclasses: their marks, and the conversion from plain data, which reports all faults with
-their paths.
+"""Fields of configuration dataclasses: their marks, and the conversion from plain data, with all its faults.
 
 ``Annotated[float, Range(0, 1)]`` bounds a number. The bounds are checked for configurations from files and from code;
 no field accepts NaN or infinity. AReaL's drivers and YAML files set fields that are not supported here, or that have no
@@ -82,8 +81,7 @@ T = TypeVar("T")
 
 
 def build(cls: type[T], values: Mapping[str, object], faults: Faults, path: FieldPath = ()) -> T | None:
-    """Return an instance of ``cls`` from plain values; None, with faults added, if a value under ``path`` is
-    invalid."""
+    """Return a ``cls`` from plain values; None, with faults added, if a value under ``path`` is invalid."""
     hints = hints_of(cls)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
     before = len(faults.found)
     given: dict[str, Any] = {}

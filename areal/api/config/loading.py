@@ -126,8 +126,7 @@ _Kind = Literal["fault", "no effect", "caution"]
 @dataclass(frozen=True)
 class ConfigFault:
     """A fault in a configuration, a key without effect, or a value that is rarely wanted. ``override``: the override
-    that set the key, if there is one. ``mark``: line and column in the file, from 1; None if the key is not in the
-    file."""
+    that set the key, if there is one. ``mark``: line and column in the file, from 1; None if it has no such key."""
 
     path: FieldPath
     message: str
@@ -308,8 +307,7 @@ def _merged(
     strict: bool = True,
 ) -> dict[str, Any]:
     """Return the file with overrides applied, keys at the top level, and interpolations resolved; unless ``strict``,
-    those that fail stay as they are written. Adds the override of each path to ``set_by``, and the faults of overrides
-    to ``refused``."""
+    those that fail stay as written. Adds the overrides by path to ``set_by``, and their faults to ``refused``."""
     from omegaconf import DictConfig, OmegaConf
 
     with _positioned(source, set_by, cls):

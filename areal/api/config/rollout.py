@@ -122,8 +122,7 @@ class SGLangConfig(EngineArgs):
     def build_args(
         sglang_config: Mapping[str, object], tp_size: int = 1, base_gpu_id: int = 0, **more: Any
     ) -> dict[str, Any]:
-        """Return the arguments of SGLang's server: the section's, and its layout. ``more``: ``host``, ``port`` and
-        others."""
+        """Return the arguments of SGLang's server: the section's, its layout, and ``more`` (``host``, ``port``)."""
         return _set({**sglang_config, "tp_size": tp_size, "base_gpu_id": base_gpu_id, **more})
 
     @classmethod
@@ -141,8 +140,7 @@ class vLLMConfig(EngineArgs):
     def build_args(
         vllm_config: Mapping[str, object], tp_size: int = 1, pp_size: int = 1, **more: Any
     ) -> dict[str, Any]:
-        """Return the arguments of vLLM's server: the section's, and its layout. ``more``: ``host``, ``port`` and
-        others."""
+        """Return the arguments of vLLM's server: the section's, its layout, and ``more`` (``host``, ``port``)."""
         layout = {"tensor_parallel_size": tp_size, "pipeline_parallel_size": pp_size}
         return _set({**vllm_config, **layout, **more})
 
@@ -161,8 +159,7 @@ def _set(args: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _flags(args: Mapping[str, object]) -> list[str]:
-    """Return command line flags. True is a flag without a value; False is left out, because the servers' switches are
-    off by default."""
+    """Return command line flags. True is a flag without a value; False is left out: the servers' switches are off."""
     words: list[str] = []
     for name, value in args.items():
         values = value if isinstance(value, list | tuple) else () if value is True else (value,)

@@ -165,8 +165,8 @@ class MicroBatchSpec:
 @dataclass
 class NormConfig:
     """Normalization. ``mean_level``: the rows whose mean is subtracted; ``std_level``: the rows by whose standard
-    deviation values are divided; None disables either. ``mean_leave1out``: each sample's mean is that of the other
-    samples (RLOO)."""
+    deviation values are divided; None disables either. ``mean_leave1out``: a sample's mean is that of the others
+    (RLOO)."""
 
     mean_level: Level | None = "batch"
     mean_leave1out: bool = False
@@ -373,9 +373,8 @@ def check_untempered(**engines: TrainEngineConfig | None) -> None:
 class PPOActorConfig(TrainEngineConfig):
     """The policy. ``preset`` names an algorithm that sets the fields that are not given.
 
-    Rewards are ``clip(scaling * (reward + bias), +-reward_clip)``. They are then normalized, and assigned to tokens
-    together with a KL penalty of ``kl_ctl`` against the reference. ``kl_loss_coef`` adds a KL term to
-    the loss.
+    Rewards are ``clip(scaling * (reward + bias), +-reward_clip)``. They are normalized, and assigned to tokens with a
+    KL penalty of ``kl_ctl`` against the reference. ``kl_loss_coef`` adds a KL term to the loss.
 
     ``value_bootstrap``: GAE adds the critic's value of the state after a truncated answer to the answer's reward, as
     AReaL does; false: the end of a truncated answer is terminal, as in TRL, verl and OpenRLHF. The value stands for

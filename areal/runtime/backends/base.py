@@ -4,9 +4,8 @@ A *run* is one supervised process of a component. A backend keeps its record, an
 it, and decides nothing. Where a record is kept is the backend's own affair: ``local`` keeps a folder ``runs/<uid>/``.
 
 A new backend implements ``Backend`` and registers a factory under its name (``areal.runtime.backends``); the name is
-what a manifest says in ``spec.scheduler.type``. All methods are synchronous and may be called from several threads.
-They raise ``areal.errors.ArealError`` or one of its subclasses, named below, for whatever a user should read; any other
-exception is a bug.
+what a manifest says in ``spec.scheduler.type``. All methods are synchronous and thread-safe. They raise
+``areal.errors.ArealError`` or a subclass, named below, for whatever a user should read; any other error is a bug.
 
 Invariants every backend keeps (``tests/runtime/test_backend_conformance.py``):
 
@@ -211,8 +210,7 @@ class StopReport:
 @dataclass(frozen=True)
 class Capacity:
     """Capacity that a plan may count on. ``gpus`` are free UUIDs, ``leased`` those that runs hold; ``squatters`` maps a
-    busy UUID to who holds it. ``queued``: by the name of a backend whose runs wait for their GPUs, all that its cluster
-    has."""
+    busy UUID to who holds it. ``queued``: by the name of a backend whose runs wait for GPUs, all of its cluster."""
 
     gpus: tuple[str, ...] = ()
     leased: tuple[str, ...] = ()
@@ -301,8 +299,7 @@ class RunControl(Protocol):
         ...
 
     def repair(self, problem: Problem) -> str:
-        """Repair one problem, and only as far as it is proved; a sentence saying what was done. Raises ArealError when
-        it cannot be repaired."""
+        """Repair a problem as far as it is proved; a sentence that says what was done. Raises ArealError."""
         ...
 
 
@@ -328,9 +325,8 @@ class Backend(RunControl, Protocol):
         ...
 
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
-        """Choose ``count`` distinct free TCP ports (``prefer`` first, so that ports stay sticky) for the object
-        ``owner`` (``Model/qwen``). ``start`` leases them; between the two the choice is held by this process.
-        Raises NoCapacity."""
+        """Choose ``count`` distinct free TCP ports (``prefer`` first: ports stay sticky) for the object ``owner``
+        (``Model/qwen``). ``start`` leases them; until then this process holds them. Raises NoCapacity."""
         ...
 
     def claim_gpus(self, count: int, *, owner: str) -> tuple[str, ...]:

@@ -54,8 +54,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "
 
 def reserved(component: str, spec: Mapping[str, Any]) -> tuple[float, float]:
     """Return the CPU cores and bytes of memory that a run for the owner's ``spec`` reserves on each of its nodes; 0
-    where the manifest does not say. The manifest states the needs of each computing process; other components are
-    small."""
+    where the manifest does not say. A manifest states the needs of a computing process; others are small."""
     if component not in ("engine", "driver"):
         return 0, 0
     resources = spec.get("resources") or {}

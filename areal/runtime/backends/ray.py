@@ -148,8 +148,7 @@ class RayApi:
             return
 
     def upload(self, folder: Path) -> str:
-        """Return the URI of the folder's copy in the cluster. Raises InvalidManifest where it cannot be read or is too
-        big."""
+        """Return the URI of the folder's copy in the cluster. Raises InvalidManifest if it is unreadable or too big."""
         package = pack(folder)
         name = f"_ray_pkg_{hashlib.sha256(package).hexdigest()[:16]}.zip"
         try:
@@ -269,8 +268,7 @@ class RayBackend(ClusterBackend):
                 file.write(f"{address}\n")
 
     def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:
-        """List the jobs with one query per cluster. If a run's cluster does not answer, the run is UNKNOWN, with the
-        error."""
+        """List the jobs with one query per cluster. A run whose cluster does not answer is UNKNOWN, with the error."""
         by_address: dict[str, list[str]] = {}
         for uid in uids:
             if (cluster := self._cluster(uid)) is not None:

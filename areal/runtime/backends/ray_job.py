@@ -132,8 +132,7 @@ def python_of(options: Ray) -> str:
 
 
 def with_ray(python: str, argv: Sequence[str]) -> str:
-    """Return a shell command: ``argv`` by the first Python that has Ray, of the one given and those of the node's
-    PATH."""
+    """Return a shell command: ``argv`` by the first Python with Ray, of the one given and those of the PATH."""
     tried = " ".join(map(shlex.quote, dict.fromkeys((python, "python3", "python"))))
     return (
         f'for p in {tried}; do "$p" -c "import ray" 2>/dev/null && exec "$p" {shlex.join(argv)}; done; '
@@ -163,8 +162,7 @@ def cancel_request(uid: str, home: str, python: str) -> dict[str, object]:
 
 
 def resolve_address(address: str, environ: Mapping[str, str]) -> str:
-    """Return the URL of the dashboard. Raises InvalidManifest for an address of another of Ray's servers, or a bad
-    one."""
+    """Return the URL of the dashboard. Raises InvalidManifest for a bad address, or another of Ray's servers."""
     if address == "auto":
         named = [environ.get("RAY_API_SERVER_ADDRESS", ""), environ.get("RAY_ADDRESS", "")]
         address = next((each for each in named if each.startswith(("http://", "https://"))), DEFAULT_ADDRESS)
@@ -279,8 +277,7 @@ def parse_nodes(answer: Mapping[str, Any]) -> list[RayNode]:
 
 
 def why_impossible(nodes: Sequence[RayNode], wants: RayWants, strategy: str) -> str:
-    """Return the reason that no placement on these nodes can ever be found, or nothing. Only one bundle is looked
-    at."""
+    """Return why no placement on these nodes can ever be found, or nothing. Only one bundle is looked at."""
     able = [node for node in nodes if all(node.resources.get(name, 0) >= n for name, n in wants.resources.items())]
     apart = wants.nodes if strategy == "STRICT_SPREAD" else 1
     if len(able) >= apart:

@@ -241,8 +241,7 @@ def _amounts(gpus: int, cpus: float, memory_bytes: float) -> str:
 
 
 def _accounted(job_ids: Collection[str]) -> list[SlurmJob]:
-    """Return jobs that slurmctld has forgotten, from accounting, or else from its log of completed jobs; [] without
-    either."""
+    """Return jobs that slurmctld has forgotten, from accounting, else its log of completed jobs; [] without either."""
     wanted = ("--parsable2", "--noheader", "--format=JobID,State,End,NodeList,ExitCode", f"--jobs={','.join(job_ids)}")
     done = _run("sacct", "--allocations", *wanted)
     if done.returncode != 0:

@@ -1,5 +1,5 @@
-"""Slurm's words as values, and a run as Slurm's words: the job script, options of ``sbatch``, answers of ``squeue`` and
-``sacct``. Pure.
+"""A run in Slurm's words, and these as values: the script, options of ``sbatch``, answers of ``squeue`` and ``sacct``.
+Pure.
 
 squeue's JSON differs between versions: Slurm 22.05 has plain values, 23.02 and later write a state as a list and a
 number as ``{"set": true, "infinite": false, "number": 5}``. Both are read; what is missing is left empty.
@@ -159,8 +159,7 @@ class SlurmJob:
         return self.state in _ENDED and not self.completing
 
     def job(self, last_words: str = "") -> Job:
-        """Return the job in the form of the backend contract. ``last_words``: the last log line of a job that
-        failed."""
+        """Return the job in the backend's form. ``last_words``: the last log line of a job that failed."""
         if self.state in _QUEUED:
             cause = Cause.REQUEUED if self.requeues else Cause.NONE
             # The estimate is not the scheduler's reason: "None" is what Slurm says before it has looked at a job.

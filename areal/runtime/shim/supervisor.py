@@ -120,8 +120,7 @@ def _execute_component(
 
 
 def leave_the_callers_limits() -> None:
-    """Raise the soft limits of the caller's shell to the hard limits, and make files that we write private to this
-    user."""
+    """Raise the soft limits of the caller's shell to the hard limits, and make our files private to this user."""
     os.umask(0o077)
     for limit in _LIMITS:
         hard = resource.getrlimit(limit)[1]
@@ -487,8 +486,7 @@ class RunSupervisor:
 
 def main(argv: list[str]) -> int:
     """Wait at the gate, then supervise. The caller writes ``G`` after it has made the intent durable and noted our pid.
-    Anything else, in particular end of file (the caller died), means that no command knows about us: exit without a
-    start."""
+    Anything else, in particular end of file (the caller died), means that no command knows us: exit."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a caller may have blocked what we wait for
     run_dir = argv[0]
     gate, ack, *held = (int(text) for text in argv[1:])

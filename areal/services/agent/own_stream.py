@@ -19,8 +19,7 @@ class OwnStreamText:
     """Extracts text from the events ``response`` and ``data`` of a turn (``areal.wire.agents``).
 
     Text is taken from the deltas of OpenAI's and Anthropic's APIs and from whole JSON answers of these APIs. The data
-    of other server-sent events is text, one line each, and plain text is text itself. Other content types and errors
-    have no text.
+    of other server-sent events is text, one line each, and plain text is text itself. Others and errors have no text.
     """
 
     def __init__(self) -> None:

@@ -25,8 +25,7 @@ REMOTE = "remote"  # the name of the service of a remote gateway, which only its
 
 
 class RemoteGateway(NamedTuple):
-    """The gateway of ``--gateway``. ``documents``: itself and its models with their health, as ``areal get`` has
-    them."""
+    """The gateway of ``--gateway``. ``documents``: itself and its models with their health, as for ``get``."""
 
     client: GatewayClient
     documents: Callable[[GatewayClient], Sequence[Mapping[str, Any]]]

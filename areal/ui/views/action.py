@@ -166,8 +166,7 @@ def _actions(view: ViewContext) -> Actions:
 
 
 def plan_of(view: ViewContext, asked: Mapping[str, object]) -> ActionPlan:
-    """Return the plan of ``verb`` for what ``kind``, ``name`` and ``session`` name. Read-only. Raises as the command
-    does."""
+    """Return the plan of ``verb`` for what ``kind``, ``name`` and ``session`` name. Raises as the command does."""
     verb = asked.get("verb")
     named = ViewContext(view.home, {each: str(asked.get(each) or "") for each in ("kind", "name")})
     if verb in OBJECT_VERBS:

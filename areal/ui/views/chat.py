@@ -32,8 +32,7 @@ def read(view: ViewContext) -> dict[str, Any] | Iterator[dict[str, Any]]:
 
 
 def models(view: ViewContext) -> dict[str, Any]:
-    """Return the models of all services that run, by their served names, with the versions that their replicas
-    serve."""
+    """Return the models of all services that run, by served names, with the versions of their replicas."""
     asked = ask_all(view, INFERENCE_SERVICE, lambda ref, client: _choices(ref.name, client), _LIST_S)
     return {
         "models": [each for item in asked for each in item.answer or ()],
@@ -135,8 +134,7 @@ def _replica(client: GatewayClient, model: str, version: Any) -> str:
 
 
 def _session(client: GatewayClient, model: str, session: Any) -> tuple[str, str]:
-    """Return the session and its key; a new one where none is named. Raises NotFound for one that another server
-    started."""
+    """Return the session and its key; a new one where none is named. Raises NotFound for another server's."""
     if session is not None:
         key = _keys.get((client.url, str(session)))
         if key is None:

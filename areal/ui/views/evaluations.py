@@ -154,8 +154,7 @@ def _estimates(document: Mapping[str, object]) -> list[dict[str, object]]:
 
 
 def _other(view: ViewContext, own: EvaluationFiles) -> tuple[EvaluationFiles | None, str]:
-    """Return what ``own`` is compared with, and why it cannot be. A path is only taken from the command's own
-    record."""
+    """Return what ``own`` is compared with, and why it cannot be. A path is only taken from the command's record."""
     recorded = own.summary.get("comparison") or {}
     name = view.query.get("against") or recorded.get("baseline")
     if not name or view.query.get("against") == "none":

@@ -2,8 +2,7 @@
 ``/object/KIND/NAME``, ``/plan``, and what the page is of, which it asks once, when it opens.
 
 The status is the one of ``areal get``: recomputed from the processes at each read. What no file shows, a process that
-answers no more, is found by reading again after a period that keeps the cost of an idle page under half a percent of a
-core.
+answers no more, is found by reading again after a period that keeps an idle page under half a percent of a core.
 """
 
 from __future__ import annotations

@@ -98,8 +98,7 @@ def _matches(view: ViewContext) -> Matches:
 
 
 def _older(streams: list[_LogStream], matches: Matches, before: Places | None) -> _Page:
-    """Return the newest lines, or those before ``before``: of each process the last ones, of all of them the last
-    ones."""
+    """Return the newest lines, or those before ``before``: the last ones of each process, of these the last."""
     ends = before if before is not None else {each.uid: end_of(each.paths, ended=each.ended) for each in streams}
     asked = [(stream, end) for stream in streams if (end := ends.get(stream.uid)) is not None]
     share = max(1 << 17, _MOST_BYTES // max(1, len(asked)))

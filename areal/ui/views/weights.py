@@ -156,8 +156,7 @@ _histories = FileMemo[list[dict[str, Any]]](_load_history, most=64)
 
 
 def _history(home: Home) -> list[dict[str, object]]:
-    """Return the recorded updates of all jobs by time: of each its replicas with the pause, None if one did not take
-    it."""
+    """Return the recorded updates of all jobs by time, with the pause of each replica, None if it took none."""
     files = sorted(home.jobs.glob(f"*/{WEIGHT_HISTORY_FILE}"))
     found = [{"job": path.parent.name, **each} for path in files for each in _histories.get(path)]
     return sorted(found, key=lambda each: float(each["at"]))[-_HISTORY:]

@@ -330,8 +330,7 @@ class PairRoutes:
         return turn
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel the running turn; with ``idempotency_key``, the message of that request, which may still be
-        waiting."""
+        """Cancel the running turn; with ``idempotency_key``, the message of that request, which may still wait."""
         session, key = self._named(request), request.query.get("idempotency_key")
         await request.read(_BODY_BYTES)
         why = TurnFailed("cancelled", "the turn was cancelled")

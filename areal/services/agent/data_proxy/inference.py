@@ -132,9 +132,8 @@ class RlSessions:
         return RlSession(self._access.addr, started["session_api_key"], self._access.model, started["session_id"])
 
     async def prepare(self, session: SessionEntry) -> dict[str, object] | None:
-        """Make sure, before a turn, that the session's RL session records: wait for an export to end, start a
-        missing RL session, replace a stale one. Return the turn metadata that reports a replacement, or None. Raises
-        502, 503."""
+        """Ensure, before a turn, that the session's RL session records: wait for an export to end, start a missing RL
+        session, replace a stale one. Return the turn metadata that reports a replacement, or None. Raises 502, 503."""
         await _exported(session)
         rl = session.inference
         if self._access is None or (rl is not None and rl.session_id is None):
@@ -189,8 +188,7 @@ class RlSessions:
         return reply
 
     async def _place(self, session: SessionEntry, key: str | None, what: str, body: Mapping[str, object]) -> RlSession:
-        """Return the session's RL session; for a repeated call with this Idempotency-Key, the one that the first call
-        used."""
+        """Return the session's RL session; for a repeated call with this key, the one that the first call used."""
         current = self._of(session)
         if key is None:
             return current
@@ -254,8 +252,7 @@ class RlSessions:
         timeout_s: float = _TIMEOUT_S,
         headers: Mapping[str, str] | None = None,
     ) -> HttpReply:
-        """Send with the admin key. If the key is refused and its file contains another key by now, send once more with
-        that."""
+        """Send with the admin key. If it is refused and its file has another key by now, send once more with that."""
         before = self._admin
         more = headers or {}
         reply = await self._send(method, base, path, {**before, **more}, body, timeout_s)

@@ -235,8 +235,7 @@ class AgentJournal(Journal):
 
     async def rl_session_of(self, session: SessionEntry, key: bytes, asked: bytes, current: RlSession) -> RlSession:
         """Return the RL session for the reward or export with this Idempotency-Key: ``current``, or for a repeated
-        request the RL session that the first one used. ``key`` and ``asked`` are digests. Raises 422 if the first
-        request differed."""
+        request that of the first one. ``key`` and ``asked`` are digests. Raises 422 if the first differed."""
         query = "SELECT asked, rl FROM calls WHERE session=? AND key=?"
         with self._reading():
             row = self._read.execute(query, (session.number, key)).fetchone()
@@ -303,8 +302,7 @@ class AgentJournal(Journal):
         await uninterrupted(deleted(), "delete-session")
 
     def conversation(self, session: SessionEntry) -> bytes:
-        """Return the messages of all complete turns, as a JSON list without its brackets. Raises 500 for a damaged
-        turn."""
+        """Return the messages of complete turns, a JSON list without brackets. Raises 500 for a damaged turn."""
         if session.conversation is None:
             turns = (turn.messages[1:-1] for turn in self.turns(session) if turn.outcome == "complete")
             self._cache(session, b",".join(turns))
@@ -321,8 +319,7 @@ class AgentJournal(Journal):
             return [_turn(row) for row in self._read.execute(query, span)]
 
     def requested(self, session: SessionEntry, key: bytes) -> tuple[TurnRequestKey, TurnEntry] | None:
-        """Return the turn recorded with this Idempotency-Key, and its request's digests. Raises 500 for a damaged
-        turn."""
+        """Return the turn recorded with this key, and its request's digests. Raises 500 for a damaged turn."""
         query = "SELECT message, turns.* FROM requests JOIN turns ON turns.id=turn WHERE session=? AND key=?"
         with self._reading():
             row = self._read.execute(query, (session.number, key)).fetchone()

@@ -70,8 +70,7 @@ class TurnCaller:
     ``live`` false: the request repeats that of a running turn whose earlier events were too many to keep; it gets all
     events at the end. ``stream`` false: the events are held until the turn's end, unless they exceed ``_HELD_BYTES`` or
     start the agent's own stream. ``behind``: bytes written since the caller fell behind. ``failed``: the event that
-    ends its response because it is too far behind, or because its message was withdrawn. ``ended``: the caller has its
-    last event.
+    ends its response, for one too far behind or withdrawn. ``ended``: the caller has its last event.
     """
 
     http: Request
@@ -320,8 +319,7 @@ class TurnRunner:
             queue.waiting.remove(turn)
 
     async def abort(self, session: SessionEntry, why: TurnFailed, *, waiting: bool = False) -> bool:
-        """End the running turn and wait for its record; with ``waiting``, end the waiting turns too. Return False if no
-        turn runs."""
+        """End the running turn and wait for its record; with ``waiting``, the waiting ones too. False if none runs."""
         queue = self._queues.get(session)
         if queue is None:
             return False

@@ -83,8 +83,7 @@ class PairWorker:
             self.on_change()
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait for the worker to be ready again after it refused a connection. Return False after ``timeout_s``
-        seconds."""
+        """Wait until the worker, which refused a connection, is ready again. Return False after ``timeout_s``."""
         self._ready.clear()
         self._failures = max(self._failures, 1)
         self._wake.set()
@@ -135,8 +134,7 @@ class Transcript:
             self._groups[-1][0].append(event["content"])
 
     def messages(self, summary: str) -> bytes:
-        """Return the turn's messages as JSON. A tool call without a result gets an empty one, since models refuse
-        unanswered calls."""
+        """Return the turn's messages as JSON. A tool call without a result gets an empty one, as models need one."""
         found: list[dict[str, object]] = [{"role": "user", "content": self._message}]
         for text, group in self._groups:
             content = "".join(text) or None
@@ -157,8 +155,7 @@ ALL_EVENTS = b'{"type":"all"}'
 
 def recorded_events(turn: TurnEntry) -> bytes:
     """Return the events of a recorded turn after ``accepted``. If its agent had a stream of its own, they are complete;
-    otherwise the deltas have only the text beside tool calls. They begin with ``stream_lost`` if that stream was too
-    long to keep."""
+    otherwise the deltas have only the text beside tool calls. ``stream_lost`` comes first if it was too long."""
     summary, names = "", dict[str, str]()
     events: list[dict[str, object]] = [{"type": "stream_lost"}] if turn.stream == b"" else []
     for message in orjson.loads(turn.messages):

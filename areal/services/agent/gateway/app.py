@@ -2,8 +2,7 @@
 
 The session stores the conversation, so a turn's message is only the newest user message. The rest of the body is
 available to the agent as metadata: a chat completion's body as ``chat_request``; ``input``, ``instructions`` and
-``tools`` of a Responses request under these names. The header ``x-areal-ignored`` of the answer lists fields without
-effect.
+``tools`` of a Responses request under these names. The answer's header ``x-areal-ignored`` lists fields without effect.
 """
 
 from __future__ import annotations
@@ -295,8 +294,8 @@ class ResponsesAnswer(TurnAnswer):
 
 
 class CompletionAnswer(TurnAnswer):
-    """The answer as a chat completion. ``_sent_text``: the deltas so far. ``_passed_on``: the agent's own stream is
-    forwarded as the answer."""
+    """The answer as a chat completion. ``_sent_text``: the deltas. ``_passed_on``: the agent's own stream is the
+    answer."""
 
     _head: Mapping[str, object]
     _passed_on = False

@@ -156,8 +156,7 @@ class AgentSessions:
         return ModelAccess(base_url=_base(access.addr), api_key=str(given.session_api_key), model=model)
 
     async def find(self, key: str) -> str:
-        """Return the tag of the session's journal, after waiting for a pending start of the session. Raises 404,
-        503."""
+        """Return the tag of the session's journal, after waiting for its pending start. Raises 404, 503."""
         if (starting := self._starting.get(key)) is not None:
             await asyncio.wait([starting])
         tag = await self._keys.journal_with(key.encode())
@@ -169,8 +168,7 @@ class AgentSessions:
 
     async def find_again(self, key: str, before: str, error: ApiError) -> str:
         """Return the tag of the session's journal after ``error``, which says that the journal ``before`` is gone: a
-        session with this key may have started in another journal meanwhile. Raises 404, 503, and any other
-        ``error``."""
+        session with this key may have started in another journal meanwhile. Raises 404, 503, another ``error``."""
         if error.code in ("model_not_found", NO_REPLICAS):
             raise _no_pair() from error
         if error.code != NO_SESSION:
@@ -182,8 +180,7 @@ class AgentSessions:
         return tag
 
     def require_pairs(self) -> None:
-        """Raise 503 if no pair is registered or the routing table is incomplete, since sessions cannot be found
-        then."""
+        """Raise 503 without a pair, or with an incomplete routing table: sessions cannot be found then."""
         self._table.require_whole()
         model = self._table.snapshot.models.get(self.service)
         if model is None or not model.workers:
@@ -194,8 +191,7 @@ class AgentSessions:
         self._keys.forget(key.encode())
 
     async def find_or_start(self, key: str, inference: ModelAccess | None, request_id: str) -> str:
-        """Return the journal tag of the session, which is started if needed. Raises 404 if a generated key has no
-        session."""
+        """Return the session's journal tag, and start it if needed. Raises 404 for a generated key without one."""
         if (tag := await self._keys.journal_with(key.encode())) is not None:
             return tag
         start = StartAgentSession(api_key=key, model=self.service, inference=inference)
@@ -309,8 +305,7 @@ class AgentSessionRoutes:
         return to_response(await self._send(request, key, "POST", "/close"))
 
     def _forward_handler(self, method: str, verb: str, body: type[Any] | None = None) -> Handler:
-        """Return a handler that validates the body as ``body`` and forwards the request, including its query, to the
-        session's data proxy."""
+        """Return a handler that checks the body as a ``body``, and forwards the request to the session's data proxy."""
 
         async def handle(request: Request) -> AnyResponse:
             key = checked_key(request.match_info["key"], "session_key")

@@ -138,8 +138,7 @@ class _SocketTurns:
         return text is not None and await self._take(text, only="auth")
 
     async def _take(self, text: str, only: str | None = None) -> bool:
-        """Handle a frame. With ``only``, other methods are refused. Return False if the frame was answered with an
-        error."""
+        """Handle a frame. With ``only``, other methods are refused. Return False if it was answered with an error."""
         frame_id: Any = None
         request_id = unique_id("req_")
         try:

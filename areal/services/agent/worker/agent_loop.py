@@ -34,8 +34,7 @@ def is_own_code(file: str) -> bool:
 
 
 def place_of(thread: threading.Thread) -> str:
-    """Return the line that the thread executes: the innermost line of the agent's own code, or else the innermost
-    line."""
+    """Return the line that the thread executes: the innermost line of the agent's own code, else the innermost."""
     frames, frame = [], sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         frames.append(frame)

@@ -210,8 +210,7 @@ abandoned_threads: dict[threading.Thread, float] = {}
 
 
 async def _on_thread(call: Callable[[], Any]) -> Any:
-    """Run ``call`` on a new daemon thread. A pool would not do: a call that never returns must not block a turn or the
-    exit."""
+    """Run ``call`` on a new daemon thread. In a pool, a call that never returns would block turns or the exit."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     context = contextvars.copy_context()

@@ -260,9 +260,8 @@ class ProgramOutput:
 
 
 def _event_of(line: str) -> dict[str, object] | None:
-    """Return the event of a line, None for text. Raises AgentFailed for an event that is not JSON, such as one with a
-    NaN, an infinity or an unpaired surrogate, one that was cut, or one with more levels or digits than JSON is read
-    with."""
+    """Return the event of a line, None for text. Raises AgentFailed for an event that is not JSON, such as one that was
+    cut, has a NaN, an infinity or an unpaired surrogate, or more levels or digits than are read."""
     fault = ""
     try:
         found = orjson.loads(line)

@@ -1,5 +1,4 @@
-"""An HTTP client that connects to the very addresses that were checked: a name may lead elsewhere when it is resolved
-again."""
+"""An HTTP client that connects to the very addresses that were checked: a name may lead elsewhere the next time."""
 
 from __future__ import annotations
 

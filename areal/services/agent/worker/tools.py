@@ -206,8 +206,7 @@ async def _watched(
 
 @contextlib.asynccontextmanager
 async def mcp_tools(configured: Sequence[Mapping[str, Any]], timeout_s: float) -> AsyncIterator[list[Tool]]:
-    """Connect all servers while the body runs, each within ``timeout_s``, and yield their tools. Raises ArealError for
-    a failed connection."""
+    """Connect all servers for the body, each within ``timeout_s``, and yield their tools. Raises ArealError."""
     try:
         import mcp  # noqa: F401
     except ImportError as error:

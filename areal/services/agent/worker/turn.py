@@ -225,8 +225,7 @@ def response_of(result: object) -> AgentResponse:
 
 
 def rewarded(result: Any) -> object:
-    """Return the result of a workflow's ``run``, with rewards as metadata. Raises AgentFailed for a non-finite
-    reward."""
+    """Return the result of a workflow's ``run``, with rewards as metadata. Raises AgentFailed if one is not finite."""
     if result is None or isinstance(result, str | AgentResponse | StreamResponse):
         return result
     rewards = result.values() if isinstance(result, Mapping) else (result,)

@@ -1,8 +1,7 @@
 """The contract between a data proxy and a token engine: token ids in, token ids out.
 
 A token engine samples; the data proxy handles text (templates, stop strings, detokenization). ``stream_to`` passes a
-delta per flush to a function and returns once each choice has its finish reason. Cancelling it cancels the call in the
-engine.
+delta per flush to a function and returns once each choice has its finish reason. Cancelling it cancels the engine's.
 
 Every sampled token, end-of-text included, is in exactly one delta, with the version of the weights that sampled it and
 its log-probability: that of ``softmax(logits / temperature)`` at the call's temperature, before penalties,
@@ -88,8 +87,7 @@ class EngineDelta:
 
 @dataclass(frozen=True)
 class PromptLogprobs:
-    """The log-probability (``softmax(logits)``) of each prompt token except the first, and the most likely tokens at
-    each position."""
+    """The log-probability (``softmax(logits)``) of each prompt token but the first, and the most likely tokens."""
 
     logprobs: tuple[float, ...]
     top_logprobs: tuple[TopLogprobs, ...]
@@ -97,8 +95,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True)
 class EngineState:
-    """The state of an engine. ``not_ready``: the reason, or None. ``max_model_len`` limits prompt and answer together,
-    in tokens.
+    """The state of an engine. ``not_ready``: the reason, or None. ``max_model_len``: of prompt and answer, in tokens.
 
     ``root``: the model's source. ``paused``: None if unknown. ``adapters``: the LoRA adapters that a call may name.
     ``generated``: tokens sampled since the engine's start, if it reports them; it shows the progress of whole answers.
@@ -181,8 +178,7 @@ class EngineError(Exception):
 
 
 class EngineUnavailable(EngineError):
-    """The engine did not begin: connection refused, still loading, shutting down. The call may be retried on another
-    replica."""
+    """The engine did not begin: connection refused, still loading, shutting down. Another replica may be tried."""
 
 
 class EngineRefused(EngineError):
@@ -268,8 +264,7 @@ class PromptScorer(Protocol):
     """An engine that computes the log-probabilities of a prompt's tokens."""
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
-        """Return the log-probabilities of the prompt. ``top``: the number of most likely tokens to report. Raises
-        EngineError."""
+        """Return the log-probabilities of the prompt. ``top``: how many likely tokens to report. Raises EngineError."""
 
 
 @dataclass(frozen=True)
@@ -314,8 +309,7 @@ class GroupMember(Protocol):
     group_form: str
 
     async def join_group(self, name: str, place: Mapping[str, object]) -> None:
-        """Join a process group, and return when all members have joined. ``place``: host, port, rank, world_size.
-        Raises EngineError."""
+        """Join a process group, with all members. ``place``: host, port, rank, world_size. Raises EngineError."""
 
     async def leave_group(self, name: str) -> None:
         """Leave the group. Idempotent."""

@@ -66,8 +66,7 @@ class ExternalApi:
 
     @property
     def refusal(self) -> str | None:
-        """Return why callers are refused although the API answers its probe, which may not need a key; None if the last
-        refusal is old."""
+        """Return why callers are refused although the API answers its probe, which may need no key, or None."""
         if len(self._refused) < _REFUSALS or time.monotonic() - self._refused[-1] > _REFUSAL_S:
             return None
         return f"{self._base_url} refused the key or the account of the last {len(self._refused)} calls"

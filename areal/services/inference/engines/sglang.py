@@ -325,8 +325,7 @@ class SglangClient(EngineClient):
 
     @contextlib.asynccontextmanager
     async def _update_session(self) -> AsyncIterator[None]:
-        """Open an update session. Servers that have sessions load broadcast weights only inside one, and complete them
-        at its end."""
+        """Open an update session. Servers that have them load broadcast weights inside one, whole at its end."""
         if self._has_sessions:
             try:
                 await self._begin_session()
@@ -502,6 +501,5 @@ def _known(entries: Sequence[Sequence[Any]]) -> tuple[float, ...]:
 
 
 def _top(entry: Any) -> TopLogprobs:
-    """Return the most likely tokens, without those that a grammar or ``min_new_tokens`` excludes, whose log-probability
-    is null."""
+    """Return the most likely tokens, without those of a null log-probability (grammars, ``min_new_tokens``)."""
     return tuple((item[1], item[0]) for item in entry or () if item[0] is not None)

@@ -56,8 +56,7 @@ def version_label(version: int) -> str:
 
 
 def weight_version(text: object) -> int | None:
-    """Return the weight version of vLLM and SGLang. Their "default", before one is set, is 0. None for any other
-    text."""
+    """Return vLLM's or SGLang's weight version. Their "default", before one is set, is 0. None for other texts."""
     if text in (None, "default"):
         return 0
     if text == _UNKNOWN:
@@ -72,8 +71,7 @@ def known_version(version: object) -> int:
 
 
 def _versions_in(spans: Sequence[Mapping[str, Any]], first: int, count: int) -> tuple[int, ...]:
-    """Return the weight versions of ``count`` tokens of an answer from number ``first`` on; unknown outside of the
-    spans."""
+    """Return the weight versions of ``count`` tokens from number ``first`` on; unknown outside of the spans."""
     if spans[-1]["start"] <= first and first + count <= spans[-1]["end"]:
         return (known_version(spans[-1]["version"]),) * count
     versions = [UNKNOWN_VERSION] * count
@@ -215,8 +213,7 @@ class JsonEvents(JsonLines):
 
 
 def check_event(data: Mapping[str, object]) -> None:
-    """Raise EngineFailed for an error event, and EngineRefused for one about the request, which some engines send after
-    status 200."""
+    """Raise EngineFailed for an error event, EngineRefused for one of the request, which may follow status 200."""
     if "error" not in data:
         return
     error = data["error"] if isinstance(data["error"], Mapping) else {"message": data["error"]}
@@ -269,8 +266,7 @@ GenerateRequest = tuple[str, Mapping[str, object], JsonLines]
 
 
 class EngineClient(ABC):
-    """The client of the engine at ``url``. Generations have no time limit, because the caller watches their
-    progress."""
+    """The client of the engine at ``url``. The caller watches generations, which have no time limit."""
 
     no_route = "this engine has no {path}"  # the message of EngineUnsupported
 
@@ -330,8 +326,8 @@ class EngineClient(ABC):
         self._forget_engine()
 
     async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        """Pass the deltas of a stream to ``sink`` inside a callback of the loop, merged over a short window; those of a
-        whole answer at its end."""
+        """Pass a stream's deltas to ``sink`` in a callback of the loop, merged over a short window; a whole answer's at
+        its end."""
         path, body, reader = self._request(call)
         is_whole, data = not body["stream"], orjson.dumps(body, default=array.tolist)  # prompts may be arrays
 

@@ -9,8 +9,8 @@ this route too: of ``n`` alternatives, the other route omits the last one if the
 
 ``/v1/completions`` does not report which weights sampled a token, so the client records tokens with the version that is
 set when they arrive, 0 before the first. This is exact across a pause, which returns only when earlier tokens have
-arrived. vLLM also stores the version (``/weight_info``), for the data proxy's successor. Closing the connection aborts
-a request.
+arrived. vLLM also stores the version (``/weight_info``), for the data proxy's successor. A closed connection aborts its
+request.
 
 Pausing (mode ``keep``: requests stop and continue), versions, weights and sleeping are routes of vLLM's development
 mode. Weights are loaded by areal's extension of its workers (``vllm_plugin``), from a folder or a process group: vLLM's
@@ -204,8 +204,7 @@ class VllmClient(EngineClient):
         self._knows_whole = True
 
     async def _progress(self) -> int | None:
-        """Return the number of tokens sampled so far. It is requested only while whole answers are running and none has
-        ended recently."""
+        """Return the number of tokens sampled so far. Asked only while whole answers run and none has just ended."""
         if not self._whole_calls or time.monotonic() - self._answered < _NEWS_S:
             return None
         return await self._generated()
@@ -265,8 +264,8 @@ class VllmClient(EngineClient):
         await self._call_workers("areal_forget", {"group": name})
 
     async def _run_on_workers(self, method: str, order: Mapping[str, object]) -> None:
-        """Run a long operation on the workers during generation, and poll until it is done. If the caller is cancelled,
-        the operation is too."""
+        """Run a long operation on the workers during generation, polling until it is done. Cancelled with its
+        caller."""
         try:
             states = await self._call_workers(method, order)
             async with asyncio.timeout(LOAD_S):
@@ -427,8 +426,7 @@ def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs
 
 
 def _tops(entries: Any, wanted: int) -> tuple[TopLogprobs, ...]:
-    """Return the ``wanted`` most likely tokens at each position. vLLM adds the sampled token if it is not among
-    them."""
+    """Return the ``wanted`` most likely tokens at each position. vLLM adds the sampled one if it is not among them."""
     named = (
         ((int(name.removeprefix("token_id:")), value) for name, value in (entry or {}).items()) for entry in entries
     )

@@ -1,12 +1,10 @@
 """``python -m areal_sglang ARGS`` runs ``sglang serve ARGS``, or, if the installed SGLang lacks this command, ``python
--m sglang.launch_server ARGS``, which newer versions do not recommend. If ``$AREAL_ENGINE_KEY`` is set, it is passed as
-``--api-key``.
+-m sglang.launch_server ARGS``, which newer versions do not recommend. ``$AREAL_ENGINE_KEY``, if set, is ``--api-key``.
 
 On the command line, every user of the node could read the key. The server's sockets are in the run's folder, because
 they remain after its end, and are deleted with the folder. This module imports only packages of SGLang's environment.
 
-SGLang serves random values for weights that a folder lacks, so a folder with fewer layers than its config.json names is
-refused.
+SGLang serves random values for weights that a folder lacks, so one with fewer layers than its config.json is refused.
 """
 
 import json

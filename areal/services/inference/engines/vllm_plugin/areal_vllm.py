@@ -10,9 +10,8 @@ their progress. A new operation or ``areal_forget`` cancels the previous one, wh
 group. Received weights stay in host memory until they are loaded. If there are several workers, only the first joins
 the process group, and sends the weights to the others.
 
-``--middleware areal_vllm.RequireKey`` requires the key in ``$AREAL_ENGINE_KEY`` on all routes, for servers that listen
-on other addresses than loopback: vLLM's own ``--api-key`` protects only ``/v1``, and its development mode allows
-callers to run methods.
+``--middleware areal_vllm.RequireKey`` requires the key in ``$AREAL_ENGINE_KEY`` on all routes, for servers beyond
+loopback: vLLM's own ``--api-key`` protects only ``/v1``, and its development mode allows callers to run methods.
 
 This file imports only packages of vLLM's environment, because areal is not installed there.
 """
@@ -162,8 +161,7 @@ class Worker:
 
 
 class _WeightState:
-    """A worker's process groups, its staged (version, weights), and its operation. A new operation cancels the previous
-    one."""
+    """A worker's process groups, its staged (version, weights), and its operation. A new one cancels it."""
 
     def __init__(self) -> None:
         self.groups: dict[str, object] = {}
@@ -315,8 +313,7 @@ def _of_folder(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _refusal(served: str, tensors: Iterable[tuple[str, Any]]) -> str | None:
-    """Return why ``tensors`` cannot replace the served weights: other names or shapes, or values that are not
-    finite."""
+    """Return why ``tensors`` cannot replace the served weights: other names or shapes, or values not finite."""
     import torch
     from safetensors import safe_open
 
