@@ -45,18 +45,14 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
     spec = intent.spec
     try:
         identity, lost = supervisor_of(store, uid)
-        ended = read_end(folder)
-        if identity is None and ended is not None:
-            return _ended(spec, None, ended)
+        state = liveness(identity) if identity is not None else None
+        if (ended := read_end(folder)) is not None:
+            return _ended(spec, identity, ended)
         if identity is None and lost:
-            return RunState(
-                spec, Phase.UNKNOWN, reason=f"{folder}/{records.ID} is lost, and its supervisor is not here"
-            )
+            reason = f"{folder}/{records.ID} is lost, and its supervisor is not here"
+            return RunState(spec, Phase.UNKNOWN, reason=reason)
         if identity is None:
             return RunState(spec, Phase.INTENDED)
-        state = liveness(identity)
-        if ended is not None:
-            return _ended(spec, identity, ended)
         if state is Liveness.ALIVE and (original := store.original_of(uid, identity)):
             reason = copy_reason(folder, original)
             return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=reason)

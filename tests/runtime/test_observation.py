@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from areal.errors import Conflict
-from areal.runtime import records
+from areal.runtime import observation, records
 from areal.runtime.backends.base import Phase
 from areal.runtime.backends.local import LocalBackend
+from areal.runtime.identity import Liveness, ProcessIdentity
 from areal.runtime.observation import repair_run
 from areal.runtime.runs import spec_to_record
 
@@ -168,6 +169,18 @@ def test_run_with_foreign_identity_is_dead_only_on_proof(
     assert reason in state.reason
     path.write_text(own)
     assert local.observe()["r1"] == started
+
+
+def test_run_that_ends_while_it_is_observed_has_ended(local: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    uid = local.start(run_spec()).spec.uid
+
+    def dead_after_its_stop(identity: ProcessIdentity) -> Liveness:
+        local.stop(uid)
+        return Liveness.DEAD
+
+    monkeypatch.setattr(observation, "liveness", dead_after_its_stop)
+
+    assert local.observe([uid])[uid].phase is Phase.EXITED
 
 
 def test_run_of_removed_container_is_dead_by_its_life_lock(local: LocalBackend) -> None:
