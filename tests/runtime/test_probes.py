@@ -25,7 +25,7 @@ from areal.reconcilers.execute import kick
 from areal.reconcilers.plan import Op, Verb
 from areal.runtime.backends.base import Phase, RunSpec
 from areal.runtime.backends.local import LocalBackend
-from areal.runtime.exchange import parse, split_url
+from areal.runtime.exchange import LivenessCheck, parse, split_url
 from areal.runtime.leases import port_owner
 from areal.runtime.probes import (
     NoAnswer,
@@ -36,7 +36,6 @@ from areal.runtime.probes import (
     http_get_all,
     wait_ready,
 )
-from areal.runtime.shim.probe import LivenessCheck
 
 from .conftest import Spawn
 from .support import HTTP_COMPONENT, NEVER, kill_until_backoff, python, run_spec, until

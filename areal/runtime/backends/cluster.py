@@ -28,7 +28,7 @@ from areal.runtime import records
 from areal.runtime.backends.base import (
     LIVE,
     NODE_HOST,
-    Capacity,
+    Backend,
     Job,
     JobState,
     Phase,
@@ -70,10 +70,9 @@ def size_bytes(size: str) -> float:
     return float(match[1]) * _UNITS[match[2] or ""]
 
 
-class ClusterBackend(ABC):
-    """See ``base.Backend``. One instance may be used from several threads."""
+class ClusterBackend(Backend, ABC):
+    """One instance may be used from several threads. ``capacity`` has all GPUs of the cluster as ``queued``."""
 
-    name: str
     host = NODE_HOST
 
     def __init__(
@@ -271,16 +270,6 @@ class ClusterBackend(ABC):
             return f"forgot run {problem.subject}, which had not started"
         shutil.rmtree(problem.subject, ignore_errors=True)
         return f"removed {problem.subject}"
-
-    @abstractmethod
-    def capacity(self) -> Capacity:
-        """Return the capacity. ``queued``: all GPUs of the cluster, by this backend's name."""
-
-    @abstractmethod
-    def require_possible(
-        self, scheduler: Mapping[str, object], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
-    ) -> None:
-        """See ``base.Backend``."""
 
     @abstractmethod
     def submit(self, spec: RunSpec, folder: str) -> Job | None:

@@ -35,31 +35,9 @@ from urllib.parse import quote
 from areal.errors import ArealError, InvalidManifest, NoCapacity, NotFound, TimedOut
 from areal.files import replace_file
 from areal.runtime import records
+from areal.runtime.backends import ray_job
 from areal.runtime.backends.base import Capacity, Cause, Job, JobState, RunSpec, RunState
 from areal.runtime.backends.cluster import ClusterBackend
-from areal.runtime.backends.ray_job import (
-    HOME_KEY,
-    LOST_S,
-    RUN_KEY,
-    TERMINAL,
-    RayEntry,
-    RayNode,
-    brief,
-    cancel_request,
-    is_lost,
-    job_request,
-    options_of,
-    parse_job,
-    parse_load,
-    parse_nodes,
-    python_of,
-    resolve_address,
-    submission_id,
-    waits_for_resources,
-    wants,
-    wants_in,
-    why_impossible,
-)
 from areal.runtime.runs import is_copy
 
 RAY = "ray.json"  # of a run's folder: the address of its cluster, and the cluster's session
@@ -98,8 +76,9 @@ class RayApi:
         except urllib.error.HTTPError as error:
             words = error.read().decode("utf-8", "replace")
             if error.code == 404:
-                raise NotFound(f"Ray at {self.address}: {brief(words)}") from None
-            raise ArealError(f"Ray at {self.address} answers {error.code}: {brief(words)}", detail=words) from None
+                raise NotFound(f"Ray at {self.address}: {ray_job.brief(words)}") from None
+            answer = f"Ray at {self.address} answers {error.code}: {ray_job.brief(words)}"
+            raise ArealError(answer, detail=words) from None
         except OSError as error:
             why = getattr(error, "reason", error)
             raise ArealError(
@@ -111,26 +90,26 @@ class RayApi:
         except ValueError:
             raise _NotJson(f"{self.address} is not a Ray dashboard: {path} answered no JSON") from None
 
-    def jobs(self) -> list[RayEntry]:
+    def jobs(self) -> list[ray_job.RayEntry]:
         found = self.call("GET", "/api/jobs/")
         if not isinstance(found, list):
             raise ArealError(f"{self.address} is not a Ray dashboard")
         return [entry for entry in found if entry.get("submission_id")]
 
-    def job(self, job_id: str) -> RayEntry | None:
+    def job(self, job_id: str) -> ray_job.RayEntry | None:
         with suppress(NotFound):
-            found: RayEntry = self.call("GET", f"/api/jobs/{quote(job_id)}")
+            found: ray_job.RayEntry = self.call("GET", f"/api/jobs/{quote(job_id)}")
             return found
         return None
 
     def session(self) -> str:
         return str(self.call("GET", "/api/version")["session_name"])
 
-    def nodes(self) -> list[RayNode]:
-        return parse_nodes(self.call("GET", "/api/v0/nodes?detail=1"))
+    def nodes(self) -> list[ray_job.RayNode]:
+        return ray_job.parse_nodes(self.call("GET", "/api/v0/nodes?detail=1"))
 
     def load(self) -> list[Mapping[str, float]]:
-        return parse_load(self.call("GET", "/api/cluster_status"))
+        return ray_job.parse_load(self.call("GET", "/api/cluster_status"))
 
     def submit(self, request: Mapping[str, object]) -> None:
         """Submit the job; do nothing if it already exists. A head that has just started is given time."""
@@ -197,7 +176,7 @@ class RayBackend(ClusterBackend):
 
     def capacity(self) -> Capacity:
         gpus = 0.0
-        for address in self._addresses() or [resolve_address("auto", os.environ)]:
+        for address in self._addresses() or [ray_job.resolve_address("auto", os.environ)]:
             with suppress(ArealError):
                 gpus += sum(node.resources.get("GPU", 0) for node in RayApi(address).nodes())
         return Capacity(queued={self.name: int(gpus)})
@@ -205,29 +184,29 @@ class RayBackend(ClusterBackend):
     def require_possible(
         self, scheduler: Mapping[str, object], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
     ) -> None:
-        options = options_of(scheduler)
-        api = RayApi(resolve_address(options.address, os.environ))
-        wanted = wants(options, gpus, nodes, cpus, memory_bytes)
-        why = why_impossible(api.nodes(), wanted, options.placement_strategy)
+        options = ray_job.options_of(scheduler)
+        api = RayApi(ray_job.resolve_address(options.address, os.environ))
+        wanted = ray_job.wants(options, gpus, nodes, cpus, memory_bytes)
+        why = ray_job.why_impossible(api.nodes(), wanted, options.placement_strategy)
         if why and not options.autoscaling:
             hint = "ask for less, or write spec.scheduler.ray.autoscaling: true where Ray adds nodes"
             raise NoCapacity(f"the Ray cluster at {api.address} cannot place it: {why}", hint=hint)
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
-        if options_of(spec.scheduler).working_dir and spec.cwd is None:
+        if ray_job.options_of(spec.scheduler).working_dir and spec.cwd is None:
             spec = replace(spec, cwd=f"{self.store.folder(spec.uid)}/cwd")  # a link, made on the node
         return super().start(spec, on_pid=on_pid)
 
     def submit(self, spec: RunSpec, folder: str) -> None:
-        options = options_of(spec.scheduler)
-        api = RayApi(resolve_address(options.address, os.environ))
+        options = ray_job.options_of(spec.scheduler)
+        api = RayApi(ray_job.resolve_address(options.address, os.environ))
         session = api.session()
         working_dir = options.working_dir
         if working_dir is not None and "://" not in working_dir:
             working_dir = api.upload(Path(working_dir).expanduser())
         self._remember_address(api.address)
         records.write_json(folder, RAY, {"address": api.address, "session": session})
-        api.submit(job_request(spec, folder, self._home_id(), working_dir))
+        api.submit(ray_job.job_request(spec, folder, self._home_id(), working_dir))
 
     def _home_id(self) -> str:
         """Return a random name of this $AREAL_HOME: its path may be another home's on another machine. A copy of the
@@ -253,7 +232,7 @@ class RayBackend(ClusterBackend):
         return "" if made and is_copy(folder, made[1], int(made[0])) else name
 
     def _job_id(self, uid: str) -> str:
-        return submission_id(uid, self._home_id())
+        return ray_job.submission_id(uid, self._home_id())
 
     def _addresses(self) -> list[str]:
         try:
@@ -292,15 +271,15 @@ class RayBackend(ClusterBackend):
 
     def _jobs_at(self, api: RayApi, uids: Sequence[str]) -> dict[str, Job]:
         home = self._home_id()
-        entries = [entry for entry in api.jobs() if (entry.get("metadata") or {}).get(HOME_KEY) == home]
+        entries = [entry for entry in api.jobs() if (entry.get("metadata") or {}).get(ray_job.HOME_KEY) == home]
         load: list[Mapping[str, float]] = []
         if any(entry["status"] == "PENDING" for entry in entries):
             load = api.load()
         found = {}
         for entry in entries:
-            uid = str((entry["metadata"] or {}).get(RUN_KEY))
+            uid = str((entry["metadata"] or {}).get(ray_job.RUN_KEY))
             self._seen_at[uid] = api.address
-            found[uid] = self._with_node(uid, parse_job(entry, load), wants_in(entry).nodes)
+            found[uid] = self._with_node(uid, ray_job.parse_job(entry, load), ray_job.wants_in(entry).nodes)
         if missing := [uid for uid in uids if uid not in found]:
             found |= self._of_former_sessions(api, missing)
         return found
@@ -325,10 +304,11 @@ class RayBackend(ClusterBackend):
         head_started_at = max((node.started_at for node in api.nodes() if node.is_head), default=time.time())
         found = {}
         for uid in uids:
-            lost = is_lost(self._cluster_of[uid][1], session, head_started_at, time.time())
+            lost = ray_job.is_lost(self._cluster_of[uid][1], session, head_started_at, time.time())
             reason = f"the Ray cluster at {api.address} was restarted and does not know its jobs"
             if lost is None:
-                found[uid] = Job(JobState.UNKNOWN, uid, reason=f"{reason}; their nodes end them within {LOST_S:g} s")
+                reason += f"; their nodes end them within {ray_job.LOST_S:g} s"
+                found[uid] = Job(JobState.UNKNOWN, uid, reason=reason)
             elif lost:
                 found[uid] = Job(JobState.ENDED, uid, reason=reason, cause=Cause.NODE_LOST, ended_at=head_started_at)
         return found
@@ -358,9 +338,10 @@ class RayBackend(ClusterBackend):
         asked, cancel = False, ""
         while True:
             entry, waited_s = api.job(job_id), time.monotonic() - began
-            if entry is None or entry["status"] in TERMINAL:
+            if entry is None or entry["status"] in ray_job.TERMINAL:
                 return
-            placed = entry["status"] == "RUNNING" and self._with_node(uid, parse_job(entry), state.spec.nodes).node
+            job = ray_job.parse_job(entry)
+            placed = job.state is JobState.RUNNING and self._with_node(uid, job, state.spec.nodes).node
             gentle = placed and os.path.isdir(folder) and waited_s < grace_s + _MARGIN_S
             if gentle and not os.path.exists(f"{folder}/{records.STOP}"):  # a node program that begins removes it
                 records.write_json(folder, records.STOP, {"grace_s": grace_s}, durable=False)
@@ -369,13 +350,15 @@ class RayBackend(ClusterBackend):
                 api.call("POST", f"/api/jobs/{quote(job_id)}/stop")
             waits_long = entry["status"] == "PENDING" and waited_s > _STARTING_S and not cancel
             # One that has a node ends by itself once it has begun, which takes as long as the node is busy.
-            if waits_long and (waited_s > _MARGIN_S or waits_for_resources(wants_in(entry), api.load())):
-                request = cancel_request(uid, self._home_id(), python_of(options_of(state.spec.scheduler)))
+            wants = ray_job.wants_in(entry)
+            if waits_long and (waited_s > _MARGIN_S or ray_job.waits_for_resources(wants, api.load())):
+                python = ray_job.python_of(ray_job.options_of(state.spec.scheduler))
+                request = ray_job.cancel_request(uid, self._home_id(), python)
                 api.submit(request)
                 cancel = str(request["submission_id"])
             if waited_s > grace_s + 4 * _MARGIN_S:
                 last = (api.job(cancel) if cancel else None) or entry
-                raise TimedOut(f"Ray does not end the job of run {uid}: {brief(last['message'] or '')}")
+                raise TimedOut(f"Ray does not end the job of run {uid}: {ray_job.brief(last['message'] or '')}")
             time.sleep(_POLL_S if waited_s < _STARTING_S else 5 * _POLL_S)
 
     def forget(self, uid: str, *, unprovable: bool = False) -> None:

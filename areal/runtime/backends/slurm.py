@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from areal.errors import ArealError, InvalidManifest, NoCapacity, TimedOut
 from areal.files import size_of
 from areal.runtime import records
+from areal.runtime.backends import slurm_job
 from areal.runtime.backends.base import (
     FIRST_NODE_VARIABLE,
     NODE_ADDRESS_VARIABLE,
@@ -29,23 +30,6 @@ from areal.runtime.backends.base import (
     RunState,
 )
 from areal.runtime.backends.cluster import ClusterBackend
-from areal.runtime.backends.slurm_job import (
-    IMPOSSIBLE,
-    JOB_LOG,
-    NOT_RUNNING,
-    SlurmJob,
-    batch_script,
-    error_words,
-    gpus_of_gres,
-    in_steps,
-    last_words,
-    newest,
-    parse_sacct,
-    parse_squeue,
-    placement_options,
-    resource_options,
-    submit_options,
-)
 from areal.runtime.causes import run_log_paths
 from areal.runtime.environment import inherited
 from areal.runtime.logs import tail
@@ -83,18 +67,18 @@ class SlurmBackend(ClusterBackend):
 
     def capacity(self) -> Capacity:
         gres = dict(line.split("|", 1) for line in _run_command("sinfo", "-h", "-N", "-o", "%N|%G").splitlines())
-        return Capacity(queued={self.name: sum(map(gpus_of_gres, gres.values()))})
+        return Capacity(queued={self.name: sum(map(slurm_job.gpus_of_gres, gres.values()))})
 
     def require_possible(
         self, scheduler: Mapping[str, object], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
     ) -> None:
         options = _options(scheduler)
-        wanted = resource_options(gpus=gpus, nodes=nodes, cpus=cpus, memory_bytes=memory_bytes)
-        asked = [*wanted, *placement_options(options)]
+        wanted = slurm_job.resource_options(gpus=gpus, nodes=nodes, cpus=cpus, memory_bytes=memory_bytes)
+        asked = [*wanted, *slurm_job.placement_options(options)]
         done = _run("sbatch", "--test-only", *asked, "--wrap=true")
         if done.returncode == 0:
             return
-        words = error_words(done.stderr)
+        words = slurm_job.error_words(done.stderr)
         _require_answer(words)
         if _AT_THE_MOMENT not in words:
             raise InvalidManifest(f"Slurm refuses spec.scheduler.slurm: {words}", hint="sinfo; sacctmgr show assoc")
@@ -110,10 +94,10 @@ class SlurmBackend(ClusterBackend):
 
     def submit(self, spec: RunSpec, folder: str) -> Job:
         options, home = _options(spec.scheduler), str(self.home)
-        script = batch_script(spec, options, folder, home, sys.executable)
-        done = _run("sbatch", *submit_options(spec, options, folder, home), script=script)
+        script = slurm_job.batch_script(spec, options, folder, home, sys.executable)
+        done = _run("sbatch", *slurm_job.submit_options(spec, options, folder, home), script=script)
         if done.returncode != 0:
-            words = error_words(done.stderr)
+            words = slurm_job.error_words(done.stderr)
             _require_answer(words)
             raise NoCapacity(f"Slurm refuses run {spec.uid} of {spec.owner}: {words}", hint="sinfo; squeue")
         job_id = (done.stdout.split() or [""])[-1].partition(";")[0]
@@ -121,23 +105,23 @@ class SlurmBackend(ClusterBackend):
             raise NoCapacity(f"sbatch took no job for run {spec.uid} of {spec.owner}: {done.stdout.strip()[:200]}")
         self._crash("ack-after")
         state, _, reason = _run("squeue", "-h", "-j", job_id, "-o", "%T|%r").stdout.strip().partition("|")
-        if reason in IMPOSSIBLE and state in ("PENDING", "FAILED"):
+        if reason in slurm_job.IMPOSSIBLE and state in ("PENDING", "FAILED"):
             _run("scancel", job_id)
             raise NoCapacity(f"Slurm would never start run {spec.uid} of {spec.owner}: {reason}", hint="sinfo; squeue")
-        found = SlurmJob(job_id, spec.uid, state or "PENDING", reason=reason, submitted_at=time.time())
+        found = slurm_job.SlurmJob(job_id, spec.uid, state or "PENDING", reason=reason, submitted_at=time.time())
         return found.job()
 
     def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:
         try:
-            listed = parse_squeue(_run_command("squeue", "--json", "--me", "--states=all"))
+            listed = slurm_job.parse_squeue(_run_command("squeue", "--json", "--me", "--states=all"))
         except ValueError as error:  # squeue says the rest of it only in plain words
-            words = error_words(_run("squeue", "-h", "-o", "%i", "--me").stderr) or str(error)
+            words = slurm_job.error_words(_run("squeue", "-h", "-o", "%i", "--me").stderr) or str(error)
             raise _silent(words) from None
-        known = newest(listed, str(self.home))
+        known = slurm_job.newest(listed, str(self.home))
         for uid in set(uids) - known.keys():
             started_in, is_copy = self.store.started_in(uid)
             former = Path(started_in).parents[3]  # where this home was when it submitted the job
-            if former != self.home and not is_copy and (job := newest(listed, str(former)).get(uid)):
+            if former != self.home and not is_copy and (job := slurm_job.newest(listed, str(former)).get(uid)):
                 known[uid] = job
         found = {uid: job.job(self._failure_text(uid) if job.is_over else "") for uid, job in known.items()}
         forgotten = {job_id: uid for uid in uids if uid not in found and (job_id := self._job_of_node(uid))}
@@ -161,11 +145,11 @@ class SlurmBackend(ClusterBackend):
         """Return the last log line of a job that failed. Slurm opens the log before it runs anything: without a log,
         the node could not write it."""
         if os.path.exists(self._job_log(uid)) or self._job_of_node(uid):
-            return last_words(tail([self._job_log(uid)], 8))
+            return slurm_job.last_words(tail([self._job_log(uid)], 8))
         return f"its node could not write to {self.home}: $AREAL_HOME has to be a folder that every node sees"
 
     def _job_log(self, uid: str) -> str:
-        return f"{self.store.folder(uid)}/{records.LOG_FOLDER}/{JOB_LOG}"
+        return f"{self.store.folder(uid)}/{records.LOG_FOLDER}/{slurm_job.JOB_LOG}"
 
     def log_paths(self, uid: str) -> tuple[str, ...]:
         """Return the log of Slurm and of set-up commands, the logs of further nodes, then the component's log."""
@@ -181,7 +165,7 @@ class SlurmBackend(ClusterBackend):
         job_id, is_gone = state.job_id, partial(_is_gone, state.job_id)
         deadline = time.monotonic() + grace_s + _MARGIN_S
         while job_id and time.monotonic() < deadline:
-            if _state_of(job_id) in NOT_RUNNING:  # scancel --signal would wait for a minute
+            if _state_of(job_id) in slurm_job.NOT_RUNNING:  # scancel --signal would wait for a minute
                 _run("scancel", job_id)
             else:
                 _signal("TERM", state)
@@ -231,7 +215,7 @@ def _nodes_of(options: Slurm) -> tuple[str, list[_NodeSize]]:
     for line in _run_command("sinfo", "-h", "-N", "-o", "%N|%P|%G|%c|%m").splitlines():
         name, partition, gres, cpus, memory = line.split("|")
         if where == "the cluster" or (partition.rstrip("*") in named.split(",") if named else "*" in partition):
-            found[name] = _NodeSize(gpus_of_gres(gres), int(cpus.rstrip("+")), int(memory.rstrip("+")) << 20)
+            found[name] = _NodeSize(slurm_job.gpus_of_gres(gres), int(cpus.rstrip("+")), int(memory.rstrip("+")) << 20)
     return where, list(found.values())
 
 
@@ -240,21 +224,21 @@ def _amounts(gpus: int, cpus: float, memory_bytes: float) -> str:
     return ", ".join([*found, *([f"{memory_bytes / 2**20:.0f} MiB"] if memory_bytes else [])])
 
 
-def _accounted(job_ids: Collection[str]) -> list[SlurmJob]:
+def _accounted(job_ids: Collection[str]) -> list[slurm_job.SlurmJob]:
     """Return jobs that slurmctld has forgotten, from accounting, else its log of completed jobs; [] without either."""
     wanted = ("--parsable2", "--noheader", "--format=JobID,State,End,NodeList,ExitCode", f"--jobs={','.join(job_ids)}")
     done = _run("sacct", "--allocations", *wanted)
     if done.returncode != 0:
         done = _run("sacct", "--completion", *wanted[:2], "--format=JobID,State,End,NodeList")
-        return parse_sacct("\n".join(f"{line}|" for line in done.stdout.splitlines()))
-    return parse_sacct(done.stdout)
+        return slurm_job.parse_sacct("\n".join(f"{line}|" for line in done.stdout.splitlines()))
+    return slurm_job.parse_sacct(done.stdout)
 
 
 def _signal(name: str, state: RunState) -> None:
     """Send a signal to the node programs: the batch script's own process, or every task of the step."""
-    batch = () if in_steps(state.spec, _options(state.spec.scheduler)) else ("--batch",)
+    batch = () if slurm_job.in_steps(state.spec, _options(state.spec.scheduler)) else ("--batch",)
     done = _run("scancel", f"--signal={name}", *batch, state.job_id)
-    words = error_words(done.stderr)
+    words = slurm_job.error_words(done.stderr)
     if done.returncode != 0:
         _require_answer(words)  # else it is over, or its step has not begun: the caller looks again
 
@@ -263,13 +247,13 @@ def _state_of(job_id: str) -> str:
     """Return the job's state; "" if Slurm does not know it. Raises ArealError if Slurm does not answer."""
     done = _run("squeue", "-h", "--states=all", "-j", job_id, "-o", "%T")
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
-        raise _silent(error_words(done.stderr))
+        raise _silent(slurm_job.error_words(done.stderr))
     return done.stdout.strip()
 
 
 def _is_gone(job_id: str) -> bool:
     state = _state_of(job_id)
-    return not state or SlurmJob(job_id, "", state).is_over
+    return not state or slurm_job.SlurmJob(job_id, "", state).is_over
 
 
 def _run(*argv: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -302,7 +286,7 @@ def _run_command(*argv: str) -> str:
     """Run a Slurm command and return its output. Raises ArealError with Slurm's message if it fails."""
     done = _run(*argv)
     if done.returncode != 0:
-        raise _silent(error_words(done.stderr))
+        raise _silent(slurm_job.error_words(done.stderr))
     return done.stdout
 
 

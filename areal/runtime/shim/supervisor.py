@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-    from areal.runtime.shim.probe import LivenessCheck
+    from areal.runtime.exchange import LivenessCheck
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -177,7 +177,7 @@ class RunSupervisor:
         self._log = RotatingLog(run_dir, int(intent["log_max_bytes"]), int(intent["log_files"]))
         self._probe: LivenessCheck | None = None
         if intent.get("liveness"):
-            from areal.runtime.shim.probe import LivenessCheck  # the socket module is not free: only where it is used
+            from areal.runtime.exchange import LivenessCheck  # the socket module is not free: only where it is used
 
             self._probe = LivenessCheck(intent["liveness"])
         self._poller = select.poll()
