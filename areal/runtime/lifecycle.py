@@ -33,15 +33,6 @@ from areal.runtime.backends.base import STOPPED_DEAD, Phase, RunSpec, StopReport
 from areal.runtime.environment import inherited
 from areal.runtime.identity import Liveness, ProcessIdentity, liveness, same_boot, where
 from areal.runtime.observation import supervisor_of
-from areal.runtime.procfs import (
-    NO_SESSION,
-    RUN_DIR_VARIABLE,
-    RUN_UID_VARIABLE,
-    open_verified,
-    run_members,
-    sweep,
-    wait_gone,
-)
 from areal.runtime.runs import DAMAGED, EndRecord, Intent, RunStore, copy_reason, read_child, read_end, read_intent
 from areal.runtime.shim import ACK, GO
 
@@ -110,7 +101,7 @@ def fork_shim(uid: str, run_dir: str, held_fds: Sequence[int], environment: Mapp
             stderr=log,
             pass_fds=passed,
             start_new_session=True,
-            env={**inherited(environment), RUN_UID_VARIABLE: uid, RUN_DIR_VARIABLE: run_dir},
+            env={**inherited(environment), procfs.RUN_UID_VARIABLE: uid, procfs.RUN_DIR_VARIABLE: run_dir},
         )
     except OSError as error:
         os.close(gate_write)
@@ -135,7 +126,7 @@ def _open(identity: ProcessIdentity) -> int | None:
         )
     if state is Liveness.DEAD:
         return None
-    return open_verified(identity.pid, identity.start_ticks)
+    return procfs.open_verified(identity.pid, identity.start_ticks)
 
 
 def send(identity: ProcessIdentity, number: int) -> bool:
@@ -161,7 +152,7 @@ def wait_dead(identity: ProcessIdentity, timeout_s: float) -> bool:
     if fd is None:
         return True
     try:
-        return wait_gone([fd], timeout_s)
+        return procfs.wait_gone([fd], timeout_s)
     finally:
         os.close(fd)
 
@@ -186,13 +177,13 @@ def sweep_run(identity: ProcessIdentity | None, run_dir: str) -> tuple[int, ...]
     """
     if identity is not None and not _is_here(identity):
         return ()
-    sid = identity.session_id if identity is not None and session_is_ours(identity) else NO_SESSION
-    by_run = run_members(sid, run_dir, frozenset({os.getpid()}))
+    sid = identity.session_id if identity is not None and session_is_ours(identity) else procfs.NO_SESSION
+    by_run = procfs.run_members(sid, run_dir, frozenset({os.getpid()}))
 
     def belongs(stat: procfs.Stat) -> bool:
         return by_run(stat) and (identity is None or not _is_foreign(stat, identity, run_dir))
 
-    killed, left = sweep(belongs)
+    killed, left = procfs.sweep(belongs)
     if left:
         pids = ", ".join(f"{pid} ({procfs.command_line(pid)})" for pid in left)
         raise TimedOut(
@@ -227,7 +218,7 @@ def _is_foreign(stat: procfs.Stat, identity: ProcessIdentity, run_dir: str) -> b
     group = procfs.autogroup(stat.pid)
     if identity.autogroup and group and group != identity.autogroup:
         return True
-    return procfs.environment(stat.pid).get(RUN_DIR_VARIABLE, run_dir) != run_dir
+    return procfs.environment(stat.pid).get(procfs.RUN_DIR_VARIABLE, run_dir) != run_dir
 
 
 _BETWEEN_GO_AND_ID_S = 20.0

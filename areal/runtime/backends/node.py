@@ -34,14 +34,7 @@ from areal.errors import ArealError, Conflict, NoCapacity, NotFound
 from areal.files import try_lock
 from areal.resources.addresses import is_loopback
 from areal.runtime import procfs, records
-from areal.runtime.backends.base import (
-    FIRST_NODE_VARIABLE,
-    NODE_ADDRESS_VARIABLE,
-    NODE_RANK_VARIABLE,
-    LastExit,
-    Phase,
-    RunSpec,
-)
+from areal.runtime.backends import base
 from areal.runtime.lifecycle import fork_shim, sweep_run
 from areal.runtime.observation import read_identity
 from areal.runtime.runs import EndRecord, Intent, RunStore, placed, read_end, read_intent
@@ -61,7 +54,7 @@ def node_address(environ: Mapping[str, str]) -> str:
     It is the first known of: ``AREAL_NODE_ADDRESS``, Slurm's address of the node, the address of the interface towards
     Ray's head, that of the host's name, and that of the interface with the default route.
     """
-    scheduler = [environ.get(NODE_ADDRESS_VARIABLE, ""), _slurm_address(environ), *_ray_address(environ)]
+    scheduler = [environ.get(base.NODE_ADDRESS_VARIABLE, ""), _slurm_address(environ), *_ray_address(environ)]
     found = [address for address in map(_resolve, filter(None, [*scheduler, socket.gethostname()])) if address]
     if any(scheduler):
         usable = found[:1]  # the scheduler's word, be it a loopback address
@@ -70,7 +63,7 @@ def node_address(environ: Mapping[str, str]) -> str:
     if not usable:
         raise ArealError(
             f"the address of node {socket.gethostname()} cannot be told",
-            hint=f"export {NODE_ADDRESS_VARIABLE} in the job's set-up commands",
+            hint=f"export {base.NODE_ADDRESS_VARIABLE} in the job's set-up commands",
         )
     return usable[0]
 
@@ -110,7 +103,7 @@ def _routed_address(towards: str = "192.0.2.1", port: int = 9) -> list[str]:  # 
     return []
 
 
-def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -> tuple[str, RunSpec, int]:
+def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -> tuple[str, base.RunSpec, int]:
     """Return folder, placed spec and held life lock of this node's part of the run. Raises NotFound if the run was
     forgotten or its home is not visible here, Conflict if it already runs, ArealError, OSError."""
     store, uid = RunStore(Path(run_dir).parent), Path(run_dir).name
@@ -140,7 +133,7 @@ def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -
     return folder, spec, life
 
 
-def _part_of(run_dir: str, intent: Intent, uid: str, address: str) -> tuple[str, int, RunSpec]:
+def _part_of(run_dir: str, intent: Intent, uid: str, address: str) -> tuple[str, int, base.RunSpec]:
     """Create a run folder in the run's folder, for a node other than the first."""
     secrets = records.read_object(run_dir, records.SECRET) or {}
     parts = RunStore(Path(run_dir))
@@ -165,7 +158,7 @@ def _take_life(run_dir: str) -> int:
         time.sleep(0.05)
 
 
-def require_free_ports(spec: RunSpec, address: str) -> None:
+def require_free_ports(spec: base.RunSpec, address: str) -> None:
     """Raise NoCapacity if a port is taken here: ports are chosen before the node is known."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in spec.ports:
@@ -180,7 +173,9 @@ def require_free_ports(spec: RunSpec, address: str) -> None:
                 ) from error
 
 
-def supervise(folder: str, spec: RunSpec, life: int, environ: Mapping[str, str], watched: str | None = None) -> int:
+def supervise(
+    folder: str, spec: base.RunSpec, life: int, environ: Mapping[str, str], watched: str | None = None
+) -> int:
     """Start the shim and wait for its end. Return the component's exit status, or 0 if it was stopped. ``watched``: the
     run's folder, in which files are orders."""
     shim = fork_shim(spec.uid, folder, [life], {**environ, PARENT_VARIABLE: str(os.getpid())})
@@ -234,7 +229,7 @@ def main(argv: Sequence[str]) -> int:
         print(node_address(environ))
         return 0
     run_dir, watch = argv[0].rstrip("/"), "--watch" in argv
-    rank, folder = int(environ.get(NODE_RANK_VARIABLE) or environ.get("SLURM_NODEID") or 0), ""
+    rank, folder = int(environ.get(base.NODE_RANK_VARIABLE) or environ.get("SLURM_NODEID") or 0), ""
     try:
         address = node_address(environ)
         folder, spec, life = prepare(run_dir, rank, address, environ)
@@ -244,11 +239,13 @@ def main(argv: Sequence[str]) -> int:
         print(f"areal: {error}", file=sys.stderr, flush=True)
         if folder:  # the end as a supervisor would have written it
             records.write_json(folder, records.ID, procfs.identity_fields(os.getpid()))
-            end = EndRecord(Phase.EXITED, str(error), last_exit=LastExit(FAILED, None, time.time(), str(error)))
+            end = EndRecord(
+                base.Phase.EXITED, str(error), last_exit=base.LastExit(FAILED, None, time.time(), str(error))
+            )
             records.write_json(folder, records.EXIT, asdict(end))
         return FAILED
-    given = {NODE_ADDRESS_VARIABLE: address, NODE_RANK_VARIABLE: str(rank)}
-    given[FIRST_NODE_VARIABLE] = environ.get(FIRST_NODE_VARIABLE) or address
+    given = {base.NODE_ADDRESS_VARIABLE: address, base.NODE_RANK_VARIABLE: str(rank)}
+    given[base.FIRST_NODE_VARIABLE] = environ.get(base.FIRST_NODE_VARIABLE) or address
     try:
         return supervise(folder, spec, life, {**environ, **given}, run_dir if watch else None)
     except (ArealError, OSError) as error:

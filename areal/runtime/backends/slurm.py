@@ -19,16 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from areal.errors import ArealError, InvalidManifest, NoCapacity, TimedOut
 from areal.files import size_of
 from areal.runtime import records
-from areal.runtime.backends import slurm_job
-from areal.runtime.backends.base import (
-    FIRST_NODE_VARIABLE,
-    NODE_ADDRESS_VARIABLE,
-    NODE_RANK_VARIABLE,
-    Capacity,
-    Job,
-    RunSpec,
-    RunState,
-)
+from areal.runtime.backends import base, slurm_job
 from areal.runtime.backends.cluster import ClusterBackend
 from areal.runtime.causes import run_log_paths
 from areal.runtime.environment import inherited
@@ -50,7 +41,7 @@ _UNREACHABLE = (
 )
 _AT_THE_MOMENT = "Requested node configuration is not available"  # also of nodes that are down or drained for now
 _NOT_PASSED = (
-    *("AREAL_CRASH_AT", FIRST_NODE_VARIABLE, NODE_ADDRESS_VARIABLE, NODE_RANK_VARIABLE),
+    *("AREAL_CRASH_AT", base.FIRST_NODE_VARIABLE, base.NODE_ADDRESS_VARIABLE, base.NODE_RANK_VARIABLE),
     *(RUN_UID_VARIABLE, RUN_DIR_VARIABLE, PARENT_VARIABLE, "CUDA_VISIBLE_DEVICES"),
     # A user's defaults for these commands would hide jobs, send no signal, or submit more than one job.
     *("SQUEUE_", "SCANCEL_", "SINFO_", "SACCT_", "SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_WAIT"),
@@ -65,9 +56,9 @@ class SlurmBackend(ClusterBackend):
 
     name = "slurm"
 
-    def capacity(self) -> Capacity:
+    def capacity(self) -> base.Capacity:
         gres = dict(line.split("|", 1) for line in _run_command("sinfo", "-h", "-N", "-o", "%N|%G").splitlines())
-        return Capacity(queued={self.name: sum(map(slurm_job.gpus_of_gres, gres.values()))})
+        return base.Capacity(queued={self.name: sum(map(slurm_job.gpus_of_gres, gres.values()))})
 
     def require_possible(
         self, scheduler: Mapping[str, object], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
@@ -92,7 +83,7 @@ class SlurmBackend(ClusterBackend):
                 hint="sinfo -o '%P %D %G %c %m'",
             )
 
-    def submit(self, spec: RunSpec, folder: str) -> Job:
+    def submit(self, spec: base.RunSpec, folder: str) -> base.Job:
         options, home = _options(spec.scheduler), str(self.home)
         script = slurm_job.batch_script(spec, options, folder, home, sys.executable)
         done = _run("sbatch", *slurm_job.submit_options(spec, options, folder, home), script=script)
@@ -111,7 +102,7 @@ class SlurmBackend(ClusterBackend):
         found = slurm_job.SlurmJob(job_id, spec.uid, state or "PENDING", reason=reason, submitted_at=time.time())
         return found.job()
 
-    def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:
+    def jobs(self, uids: Collection[str]) -> Mapping[str, base.Job]:
         try:
             listed = slurm_job.parse_squeue(_run_command("squeue", "--json", "--me", "--states=all"))
         except ValueError as error:  # squeue says the rest of it only in plain words
@@ -158,10 +149,10 @@ class SlurmBackend(ClusterBackend):
         parts = [path for part in sorted(folder.glob(f"{uid}-node-*")) for path in run_log_paths(str(part))]
         return (*log, *parts, *run_log_paths(str(folder)))
 
-    def kick_job(self, uid: str, state: RunState) -> None:
+    def kick_job(self, uid: str, state: base.RunState) -> None:
         _signal("USR1", state)
 
-    def end_job(self, uid: str, state: RunState, grace_s: float) -> None:
+    def end_job(self, uid: str, state: base.RunState, grace_s: float) -> None:
         job_id, is_gone = state.job_id, partial(_is_gone, state.job_id)
         deadline = time.monotonic() + grace_s + _MARGIN_S
         while job_id and time.monotonic() < deadline:
@@ -234,7 +225,7 @@ def _accounted(job_ids: Collection[str]) -> list[slurm_job.SlurmJob]:
     return slurm_job.parse_sacct(done.stdout)
 
 
-def _signal(name: str, state: RunState) -> None:
+def _signal(name: str, state: base.RunState) -> None:
     """Send a signal to the node programs: the batch script's own process, or every task of the step."""
     batch = () if slurm_job.in_steps(state.spec, _options(state.spec.scheduler)) else ("--batch",)
     done = _run("scancel", f"--signal={name}", *batch, state.job_id)

@@ -36,17 +36,7 @@ from areal.services.http.tasks import background, uninterrupted, until_beat
 from areal.services.journal.keys import key_digest, request_digest, tag_of_key
 from areal.services.journal.storage import held_elsewhere
 from areal.services.journal.store import JournalRoutes, JournalStore, serve_journals, store_details
-from areal.wire.agents import (
-    EVENTS,
-    AcknowledgeExport,
-    ConfigureSessions,
-    ExportSession,
-    RewardSession,
-    SessionSummary,
-    StartAgentSession,
-    TurnRequest,
-    is_session_key,
-)
+from areal.wire import agents
 from areal.wire.processes import AgentDataProxyConfig
 
 _log = logging.getLogger(__name__)
@@ -89,7 +79,7 @@ class PairRoutes:
 
     async def start(self, request: Request) -> Response:
         """Start a session, or return the open session that has the key."""
-        body = await read_body(request, StartAgentSession, _BODY_BYTES)
+        body = await read_body(request, agents.StartAgentSession, _BODY_BYTES)
         if body.model not in (None, self._config.service):
             raise ApiError(404, f"no agent service {body.model!r}", code="model_not_found", param="model")
         _check_metadata(body.metadata)
@@ -155,7 +145,7 @@ class PairRoutes:
         """Return the open session that the path names. Raises 400, 404, 410, and 421 for a session of a journal that
         this process does not serve."""
         key = request.match_info["key"]
-        if not is_session_key(key):
+        if not agents.is_session_key(key):
             raise bad_request("this is no session key", param="session_key")
         self._store.require(request.headers)
         session = self._find(key)
@@ -180,7 +170,7 @@ class PairRoutes:
         turns = [_turn(each) for each in session.journal.turns(session)]
         return json_response({**self._summary(session), "history": history, "recorded_turns": turns})
 
-    def _summary(self, session: SessionEntry) -> SessionSummary:
+    def _summary(self, session: SessionEntry) -> agents.SessionSummary:
         queue, rl = self._runner.queue(session), session.inference
         return {
             "session_key": session.key,
@@ -242,7 +232,7 @@ class PairRoutes:
                 await self._forget(session)
 
     async def configure(self, request: Request) -> Response:
-        body = await read_body(request, ConfigureSessions, _BODY_BYTES)
+        body = await read_body(request, agents.ConfigureSessions, _BODY_BYTES)
         if body.idle_timeout is not None:
             self._idle_timeout = body.idle_timeout
         if body.turn_timeout is not None:
@@ -271,7 +261,7 @@ class PairRoutes:
         turn, it gets the recorded events. A turn that failed through no fault of the agent is not recorded under its
         key, so that a retry runs it again. Raises 422 for a key used with another message.
         """
-        asked = await read_body(request, TurnRequest, self._config.max_body_bytes)
+        asked = await read_body(request, agents.TurnRequest, self._config.max_body_bytes)
         read_at = time.perf_counter()
         _check_metadata(asked.metadata)
         session = self._named(request)
@@ -289,7 +279,7 @@ class PairRoutes:
                 if key is not None and recorded is not None:
                     before, ended = recorded
                     _check_same(before, key)
-                    return Response(body=_accepted(ended.run_id) + recorded_events(ended), content_type=EVENTS)
+                    return Response(body=_accepted(ended.run_id) + recorded_events(ended), content_type=agents.EVENTS)
                 if session.journal.commits.failing is not None:
                     await session.journal.check_writable()
                     session = self._named(request)
@@ -342,14 +332,14 @@ class PairRoutes:
 
     async def reward(self, request: Request) -> Response:
         session = self._named(request)
-        body = await read_body(request, RewardSession, _BODY_BYTES)
+        body = await read_body(request, agents.RewardSession, _BODY_BYTES)
         reply = await self._rl.reward(session, body, CallNames.of(request))
         self._rewards.inc(int(reply.status == 200))
         return to_response(reply)
 
     async def export(self, request: Request) -> Response:
         session = self._named(request)
-        body = await read_body(request, ExportSession, _BODY_BYTES)
+        body = await read_body(request, agents.ExportSession, _BODY_BYTES)
         if self._runner.queue(session) is not None:
             raise ApiError(409, "a turn is running: export the session after its end", code="turn_running")
         reply = await self._rl.export(session, body, CallNames.of(request))
@@ -358,7 +348,7 @@ class PairRoutes:
 
     async def acknowledge(self, request: Request) -> Response:
         session = self._named(request)
-        body = await read_body(request, AcknowledgeExport, _BODY_BYTES)
+        body = await read_body(request, agents.AcknowledgeExport, _BODY_BYTES)
         return to_response(await self._rl.acknowledge(session, body.export_id, CallNames.of(request)))
 
 

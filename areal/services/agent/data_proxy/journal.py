@@ -23,15 +23,8 @@ import orjson
 from areal.dataclasses import dataclass, field, replace
 from areal.services.http.errors import ApiError
 from areal.services.http.tasks import uninterrupted
+from areal.services.journal import storage
 from areal.services.journal.keys import key_digest, new_session_key, tag_of_key
-from areal.services.journal.storage import (
-    CorruptRecord,
-    Journal,
-    JournalFolder,
-    closed_on_error,
-    journal_tag,
-    open_writer,
-)
 
 Outcome = Literal["complete", "agent", "infra", "cancelled"]
 Message = Mapping[str, object]
@@ -122,11 +115,11 @@ class TurnRequestKey:
     message: bytes
 
 
-class AgentJournal(Journal):
+class AgentJournal(storage.Journal):
     """A journal of agent sessions; open it with ``open_agent_journal``. ``sessions``: the open sessions by number,
     least recently used first."""
 
-    def __init__(self, folder: JournalFolder, db: sqlite3.Connection, tag: str) -> None:
+    def __init__(self, folder: storage.JournalFolder, db: sqlite3.Connection, tag: str) -> None:
         super().__init__(folder, db, tag)
         self._read = self._reader()
         self.sessions: dict[int, SessionEntry] = {}
@@ -142,7 +135,7 @@ class AgentJournal(Journal):
         found = []
         for number, digest, key, created, about, crc in self._read.execute("SELECT * FROM sessions"):
             if _session_crc(digest, key, created, about) != crc:
-                self._note(CorruptRecord(f"session {number}: the checksum does not match"))
+                self._note(storage.CorruptRecord(f"session {number}: the checksum does not match"))
                 continue
             turn = self._read.execute(last, (number * _SEQUENCES, (number + 1) * _SEQUENCES)).fetchone()
             turns, used_at = (turn[0] % _SEQUENCES, turn[1]) if turn is not None else (0, created)
@@ -362,18 +355,18 @@ def _turn(row: tuple[Any, ...]) -> TurnEntry:
     return turn
 
 
-def _corrupt(turn_id: int) -> CorruptRecord:
+def _corrupt(turn_id: int) -> storage.CorruptRecord:
     session, number = divmod(turn_id, _SEQUENCES)
-    return CorruptRecord(f"turn {number} of session {session}: the checksum does not match")
+    return storage.CorruptRecord(f"turn {number} of session {session}: the checksum does not match")
 
 
-async def open_agent_journal(folder: JournalFolder, clock: Callable[[], float] = time.time) -> AgentJournal:
+async def open_agent_journal(folder: storage.JournalFolder, clock: Callable[[], float] = time.time) -> AgentJournal:
     """Open or create the journal in ``folder``, which may be that of a killed process. Raises sqlite3.Error."""
-    with closed_on_error(open_writer(folder.database, _TABLES, _FORMAT)) as db:
+    with storage.closed_on_error(storage.open_writer(folder.database, _TABLES, _FORMAT)) as db:
         db.execute(_ENDED)
         db.execute(_STREAMS)
         db.execute(_CALLS)
-        journal = AgentJournal(folder, db, journal_tag(db))
+        journal = AgentJournal(folder, db, storage.journal_tag(db))
     journal.clock = clock
     try:
         journal.load()

@@ -34,24 +34,14 @@ from areal.services.inference.gateway.relay import NO_SESSION
 from areal.services.inference.gateway.routing import LiveTable, RouterClient
 from areal.services.inference.gateway.sessions import JournalClient, SessionKeys, WorkerReply, place_sessions
 from areal.services.journal.keys import tag_of_key
-from areal.wire.agents import (
-    KEY_PROBLEM,
-    SESSION_KEY_HEADER,
-    AcknowledgeExport,
-    ExportSession,
-    ModelAccess,
-    RewardSession,
-    SessionKey,
-    StartAgentSession,
-    is_session_key,
-)
+from areal.wire import agents
 from areal.wire.fields import Valid
 from areal.wire.processes import InferenceAccess
 from areal.wire.routing import NO_REPLICAS
 
 RESERVED = ("areal_inference", "chat_request")  # metadata that the service sets
 _BODY_BYTES = 1024 * 1024
-_SESSION_HEADER = SESSION_KEY_HEADER.lower().encode()
+_SESSION_HEADER = agents.SESSION_KEY_HEADER.lower().encode()
 
 
 def path_of(key: str, verb: str) -> str:
@@ -72,13 +62,13 @@ def key_in_header(headers: Headers) -> str | None:
     """Return the session key in the request headers, if any. Raises 400 for a malformed one."""
     if _SESSION_HEADER not in headers.raw:
         return None
-    return checked_key(headers[SESSION_KEY_HEADER], SESSION_KEY_HEADER)
+    return checked_key(headers[agents.SESSION_KEY_HEADER], agents.SESSION_KEY_HEADER)
 
 
 def checked_key(key: str, param: str) -> str:
     """Return ``key`` if it is a valid session key. Raises 400 naming ``param``."""
-    if not is_session_key(key):
-        raise bad_field(param, f"{KEY_PROBLEM}")
+    if not agents.is_session_key(key):
+        raise bad_field(param, f"{agents.KEY_PROBLEM}")
     return key
 
 
@@ -137,7 +127,7 @@ class AgentSessions:
     _inference: Sequence[InferenceAccess]
     _starting: dict[str, asyncio.Task[OpenedSession]] = field(default_factory=dict, init=False)
 
-    def model_access(self, data: Mapping[str, object]) -> ModelAccess | None:
+    def model_access(self, data: Mapping[str, object]) -> agents.ModelAccess | None:
         """Return the caller's own RL session, if the request names one. Raises 400 if it is incomplete, or if its
         inference service is not configured."""
         if all(data.get(name) is None for name in ROUTING_FIELDS):
@@ -153,7 +143,7 @@ class AgentSessions:
             message = "inf_base_url is no inference service of this agent service"
             raise bad_request(message, param="inf_base_url", code="foreign_inference")
         model = given.inf_model or access.model
-        return ModelAccess(base_url=_base(access.addr), api_key=str(given.session_api_key), model=model)
+        return agents.ModelAccess(base_url=_base(access.addr), api_key=str(given.session_api_key), model=model)
 
     async def find(self, key: str) -> str:
         """Return the tag of the session's journal, after waiting for its pending start. Raises 404, 503."""
@@ -190,14 +180,14 @@ class AgentSessions:
         """Drop the cached journal of the session, which may have moved or ended."""
         self._keys.forget(key.encode())
 
-    async def find_or_start(self, key: str, inference: ModelAccess | None, request_id: str) -> str:
+    async def find_or_start(self, key: str, inference: agents.ModelAccess | None, request_id: str) -> str:
         """Return the session's journal tag, and start it if needed. Raises 404 for a generated key without one."""
         if (tag := await self._keys.journal_with(key.encode())) is not None:
             return tag
-        start = StartAgentSession(api_key=key, model=self.service, inference=inference)
+        start = agents.StartAgentSession(api_key=key, model=self.service, inference=inference)
         return (await self.start(start, request_id)).tag
 
-    async def start(self, start: StartAgentSession, request_id: str) -> OpenedSession:
+    async def start(self, start: agents.StartAgentSession, request_id: str) -> OpenedSession:
         """Start a session, or return the one with this key. A start with a key continues if its caller disconnects, and
         ``find`` waits for it, so that the caller can close the session."""
         key = start.api_key
@@ -214,7 +204,7 @@ class AgentSessions:
         if not task.cancelled():
             task.exception()  # marks it as retrieved: the caller may have disconnected
 
-    async def _start(self, start: StartAgentSession, request_id: str) -> OpenedSession:
+    async def _start(self, start: agents.StartAgentSession, request_id: str) -> OpenedSession:
         body = orjson.dumps(start)
         try:
             reply = await place_sessions(self._table, self._router, body, self.service, request_id)
@@ -250,13 +240,13 @@ def _base(url: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _NewSession:
-    session_key: SessionKey | None = None
+    session_key: agents.SessionKey | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _NamedSession:
-    session_key: SessionKey
+    session_key: agents.SessionKey
 
 
 @dataclass(eq=False)
@@ -273,9 +263,9 @@ class AgentSessionRoutes:
         forward, session = self._forward_handler, "/sessions/{key}"
         service.route("GET", session, forward("GET", ""), Access.ADMIN)
         service.route("DELETE", f"{session}/turn", forward("DELETE", "/turn"), Access.ADMIN)
-        service.route("POST", f"{session}/reward", forward("POST", "/reward", RewardSession), Access.ADMIN)
-        service.route("POST", f"{session}/export", forward("POST", "/export", ExportSession), Access.ADMIN)
-        acknowledge = forward("POST", "/export/ack", AcknowledgeExport)
+        service.route("POST", f"{session}/reward", forward("POST", "/reward", agents.RewardSession), Access.ADMIN)
+        service.route("POST", f"{session}/export", forward("POST", "/export", agents.ExportSession), Access.ADMIN)
+        acknowledge = forward("POST", "/export/ack", agents.AcknowledgeExport)
         service.route("POST", f"{session}/export/ack", acknowledge, Access.ADMIN)
 
     async def start(self, request: Request) -> Response:
@@ -284,7 +274,7 @@ class AgentSessionRoutes:
         body = body_as(_NewSession, data)
         if body.session_key is None:
             refuse_idempotency_key(request, "give session_key, whose session is answered again")
-        start = StartAgentSession(
+        start = agents.StartAgentSession(
             api_key=body.session_key,
             model=self._sessions.service,
             metadata=caller_metadata(body.metadata),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from areal.http.client import HttpClient
+from areal.services.inference.engines import transport
 from areal.services.inference.engines.base import (
     Broadcast,
     Capabilities,
@@ -17,22 +18,13 @@ from areal.services.inference.engines.base import (
     FinishReason,
     PromptLogprobs,
 )
-from areal.services.inference.engines.transport import (
-    LOAD_S,
-    EngineClient,
-    GenerateRequest,
-    JsonLines,
-    sampling_fields,
-    typed,
-    weight_source,
-)
 
 _NO_RELEASE = "this engine cannot release its memory"
 _NO_GROUP = "this engine joins no process group"
 _NO_STAGING = "this engine stages no weights"
 
 
-class EmbeddedClient(EngineClient):
+class EmbeddedClient(transport.EngineClient):
     """The client of the embedded engine. Support for ``response_format`` depends on the packages installed with the
     engine; ``state`` detects it."""
 
@@ -44,8 +36,8 @@ class EmbeddedClient(EngineClient):
         )
         super().__init__(http, url, headers, capabilities)
 
-    def _request(self, call: EngineCall) -> GenerateRequest:
-        sampling = sampling_fields(call)
+    def _request(self, call: EngineCall) -> transport.GenerateRequest:
+        sampling = transport.sampling_fields(call)
         body: dict[str, object] = {"sampling": sampling, "stream": call.stream, "request_id": call.request_id}
         body["input_ids"] = call.prompt if len(call.prompts) == 1 else call.prompts
         if call.images:
@@ -58,11 +50,13 @@ class EmbeddedClient(EngineClient):
             body["stream_interval"] = call.stream_interval
         if call.response_format is not None:
             body["response_format"] = call.response_format
-        return "/generate", body, JsonLines(_read)
+        return "/generate", body, transport.JsonLines(_read)
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
         body = {"input_ids": list(prompt), "top_logprobs": top, **({} if adapter is None else {"adapter": adapter})}
-        reported = await self._command("/score", body, if_missing="this engine scores no prompts", timeout_s=LOAD_S)
+        reported = await self._command(
+            "/score", body, if_missing="this engine scores no prompts", timeout_s=transport.LOAD_S
+        )
         tops = tuple(tuple((int(token), value) for token, value in each) for each in reported["top_logprobs"])
         return PromptLogprobs(tuple(reported["logprobs"]), tops)
 
@@ -83,11 +77,11 @@ class EmbeddedClient(EngineClient):
         return EngineState(
             not_ready=None,
             adapters=tuple(data.get("adapters") or ()),
-            version=typed(data, "version", int),
-            max_model_len=typed(data, "max_model_len", int),
-            root=typed(data, "model_path", str),
-            paused=typed(data, "paused", bool),
-            generated=typed(data, "generated", int),
+            version=transport.typed(data, "version", int),
+            max_model_len=transport.typed(data, "max_model_len", int),
+            root=transport.typed(data, "model_path", str),
+            paused=transport.typed(data, "paused", bool),
+            generated=transport.typed(data, "generated", int),
         )
 
     async def pause(self) -> None:
@@ -103,15 +97,17 @@ class EmbeddedClient(EngineClient):
         status, answer = await self._get("/get_version")
         if status != 200:
             raise EngineUnavailable(f"the engine answered {status or 'nothing'} to GET /get_version")
-        return typed(answer, "version", int)
+        return transport.typed(answer, "version", int)
 
     async def load_weights(self, folder: str, version: int) -> None:
         body = {"path": folder, "version": version}
-        await self._command("/load_weights", body, if_missing="this engine loads no weights", timeout_s=LOAD_S)
+        await self._command(
+            "/load_weights", body, if_missing="this engine loads no weights", timeout_s=transport.LOAD_S
+        )
 
     async def stage_weights(self, source: str | Broadcast, version: int) -> None:
-        body = {**weight_source(source), "version": version}
-        await self._command("/stage_weights", body, if_missing=_NO_STAGING, timeout_s=LOAD_S)
+        body = {**transport.weight_source(source), "version": version}
+        await self._command("/stage_weights", body, if_missing=_NO_STAGING, timeout_s=transport.LOAD_S)
 
     async def load_staged(self, version: int) -> None:
         await self._command("/load_weights", {"staged": True, "version": version}, if_missing=_NO_STAGING)
@@ -120,16 +116,18 @@ class EmbeddedClient(EngineClient):
         await self._command("/forget_weights", if_missing=_NO_STAGING)
 
     async def join_group(self, name: str, place: Mapping[str, object]) -> None:
-        await self._command("/weight_group/join", {**place, "name": name}, if_missing=_NO_GROUP, timeout_s=LOAD_S)
+        await self._command(
+            "/weight_group/join", {**place, "name": name}, if_missing=_NO_GROUP, timeout_s=transport.LOAD_S
+        )
 
     async def leave_group(self, name: str) -> None:
         await self._command("/weight_group/leave", {"name": name}, if_missing=_NO_GROUP)
 
     async def release_memory(self) -> None:
-        await self._command("/release_memory_occupation", if_missing=_NO_RELEASE, timeout_s=LOAD_S)
+        await self._command("/release_memory_occupation", if_missing=_NO_RELEASE, timeout_s=transport.LOAD_S)
 
     async def restore_memory(self) -> None:
-        await self._command("/resume_memory_occupation", if_missing=_NO_RELEASE, timeout_s=LOAD_S)
+        await self._command("/resume_memory_occupation", if_missing=_NO_RELEASE, timeout_s=transport.LOAD_S)
 
 
 def _read(data: dict[str, Any]) -> Iterable[EngineDelta]:

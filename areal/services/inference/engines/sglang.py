@@ -41,6 +41,7 @@ import orjson
 from areal.dataclasses import dataclass, field
 from areal.errors import ArealError
 from areal.http.client import HttpClient
+from areal.services.inference.engines import transport
 from areal.services.inference.engines.base import (
     SAMPLING_FIELDS,
     Broadcast,
@@ -58,24 +59,6 @@ from areal.services.inference.engines.base import (
     TopLogprobs,
 )
 from areal.services.inference.engines.embedded.model_folder import open_checkpoint
-from areal.services.inference.engines.transport import (
-    LOAD_S,
-    NO_SUCH_ROUTE,
-    EngineClient,
-    EventVersions,
-    GenerateRequest,
-    JsonEvents,
-    JsonLines,
-    Pace,
-    adapters_of,
-    check_event,
-    key_refused,
-    known_version,
-    sampling_fields,
-    typed,
-    version_label,
-    weight_version,
-)
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +78,7 @@ _NO_SAVER = "this SGLang cannot release its memory: start it with --enable-memor
 _TEMPERED = LogprobsMode(before_penalties=False, before_grammars=False)
 
 
-class SglangClient(EngineClient):
+class SglangClient(transport.EngineClient):
     group_form = "named"
     no_route = "this SGLang has no {path}: it is too old"
 
@@ -109,21 +92,21 @@ class SglangClient(EngineClient):
         self._shapes: Mapping[str, list[int]] = {}
         self._prefix: str | None = None  # of /model_info and /server_info
         self._interval: int | None = None
-        self._pace = Pace()
+        self._pace = transport.Pace()
         self._paused: bool | None = None
         self._version: int | None = None  # as it was set or reported last
         self._has_sessions = True  # /begin_weight_update
 
-    def _request(self, call: EngineCall) -> GenerateRequest:
+    def _request(self, call: EngineCall) -> transport.GenerateRequest:
         self._check_tokens(call.prompt)
         has_spans = self.capabilities.whole_answers
-        offsets = StreamOffsets(call, self.capabilities, self._pace, EventVersions(self._version))
+        offsets = StreamOffsets(call, self.capabilities, self._pace, transport.EventVersions(self._version))
         body = wire_body(call)
         if has_spans and not call.stream:
-            return "/generate", {**body, "stream": False}, JsonLines(offsets.deltas)
+            return "/generate", {**body, "stream": False}, transport.JsonLines(offsets.deltas)
         if has_spans:
             body["sampling_params"]["stream_interval"] = max(call.stream_interval, self._pace.interval)
-        return "/generate", {**body, "stream": True}, JsonEvents(offsets.deltas)
+        return "/generate", {**body, "stream": True}, transport.JsonEvents(offsets.deltas)
 
     def _check_tokens(self, prompt: Sequence[int]) -> None:
         """Refuse a prompt with an id outside the vocabulary, which would end the server."""
@@ -142,7 +125,7 @@ class SglangClient(EngineClient):
             "logprob_start_len": 0,
             "top_logprobs_num": top,
         }
-        answer = await self._command("/generate", body, timeout_s=LOAD_S)
+        answer = await self._command("/generate", body, timeout_s=transport.LOAD_S)
         return read_prompt(answer.get("meta_info") or {}, prompt, top)
 
     async def abort(self, request_id: str) -> None:
@@ -150,7 +133,7 @@ class SglangClient(EngineClient):
 
     async def state(self) -> EngineState:
         status, model = await self._info("model_info")
-        if (refused := key_refused("SGLang", status)) is not None:
+        if (refused := transport.key_refused("SGLang", status)) is not None:
             return refused
         if status != 200:
             return EngineState(not_ready=self._silent("SGLang", "/model_info", status))
@@ -160,23 +143,23 @@ class SglangClient(EngineClient):
             return EngineState(not_ready=problem)
         if self._interval is None:  # a round trip through the scheduler
             status, about = await self._info("server_info")
-            if status != 200 and status not in NO_SUCH_ROUTE:
+            if status != 200 and status not in transport.NO_SUCH_ROUTE:
                 return EngineState(not_ready=self._silent("SGLang", "/server_info", status))
             self._interval = about.get("stream_interval", 1)
         if self._interval != 1 and not self.capabilities.whole_answers:  # otherwise each call has its own
             return EngineState(not_ready=_INTERVAL % self._interval, advice="start it with --stream-interval 1")
         listed, loads = [answer for _, answer in await asyncio.gather(*map(self._get, ("/v1/models", "/v1/loads")))]
         served: dict[str, Any] = next((entry for entry in listed.get("data") or () if not entry.get("parent")), {})
-        self._version = weight_version(model.get("weight_version"))
+        self._version = transport.weight_version(model.get("weight_version"))
         # A number that increases while the server generates.
         moments = [load["decode_moments"][0] for load in loads.get("loads") or () if load.get("decode_moments")]
         return EngineState(
             not_ready=None,
             version=self._version,
-            max_model_len=typed(served, "max_model_len", int),
-            root=typed(model, "model_path", str),
+            max_model_len=transport.typed(served, "max_model_len", int),
+            root=transport.typed(model, "model_path", str),
             paused=self._paused,
-            adapters=adapters_of(listed),
+            adapters=transport.adapters_of(listed),
             generated=int(sum(moments)) if moments else None,
         )
 
@@ -186,7 +169,7 @@ class SglangClient(EngineClient):
             status, answer = await self._get(f"{prefix}{name}")
             if status == 200:
                 self._prefix = prefix
-            if status not in NO_SUCH_ROUTE:
+            if status not in transport.NO_SUCH_ROUTE:
                 break
         return status, answer
 
@@ -219,7 +202,7 @@ class SglangClient(EngineClient):
         self._paused = False
 
     async def set_version(self, version: int) -> None:
-        body = {"new_version": version_label(version), "abort_all_requests": False}
+        body = {"new_version": transport.version_label(version), "abort_all_requests": False}
         await self._command("/update_weight_version", body)
         self._version = version
 
@@ -227,7 +210,7 @@ class SglangClient(EngineClient):
         status, about = await self._info("model_info")
         if status != 200:
             raise EngineUnavailable(f"SGLang answered {status or 'nothing'} to GET /model_info")
-        return weight_version(about.get("weight_version"))
+        return transport.weight_version(about.get("weight_version"))
 
     async def verify_weights(self, source: str | Broadcast) -> None:
         """Compare shapes with those of the weights that were served first, if that folder can be read here."""
@@ -290,7 +273,7 @@ class SglangClient(EngineClient):
             answer = await self._command("/weights_checker", {"action": "checksum"})
         except (EngineUnsupported, EngineRefused):
             return None
-        return typed(answer, "per_engine_checksum", str)
+        return transport.typed(answer, "per_engine_checksum", str)
 
     async def _flush_cache(self) -> None:
         try:
@@ -355,7 +338,7 @@ class SglangClient(EngineClient):
 
     async def _checked_command(self, path: str, body: Mapping[str, object]) -> None:
         """Send a command of weights, whose failure may come with status 200."""
-        answer = await self._command(path, body, timeout_s=LOAD_S)
+        answer = await self._command(path, body, timeout_s=transport.LOAD_S)
         if answer.get("success") is False:
             raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
 
@@ -384,7 +367,7 @@ class SglangClient(EngineClient):
 def wire_body(call: EngineCall) -> dict[str, Any]:
     if call.sampling.ignore_eos and call.sampling.stop_token_ids:
         raise EngineRefused(_NO_STOPS, "unsupported_by_engine")
-    sampling = sampling_fields(call)
+    sampling = transport.sampling_fields(call)
     sampling.pop("top_logprobs", None)
     # Also our defaults: the server may have taken others from the model.
     sampling |= {"temperature": call.sampling.temperature, "top_p": call.sampling.top_p}
@@ -429,13 +412,13 @@ class StreamOffsets:
 
     call: EngineCall
     capabilities: Capabilities
-    pace: Pace
-    versions: EventVersions = field(default_factory=EventVersions)
+    pace: transport.Pace
+    versions: transport.EventVersions = field(default_factory=transport.EventVersions)
 
     def deltas(self, data: Any) -> list[EngineDelta]:
         answers = data if isinstance(data, list) else [data]  # a whole answer of several choices
         for answer in answers:
-            check_event(answer)
+            transport.check_event(answer)
         return [self.read(answer, number) for number, answer in enumerate(answers)]
 
     def read(self, data: Mapping[str, Any], number: int = 0) -> EngineDelta:
@@ -455,7 +438,7 @@ class StreamOffsets:
         if ended and total:  # an answer without tokens has no spans
             self.capabilities.whole_answers = bool(spans)
             self.pace.learn(latency, total)
-        version = known_version(about.get("weight_version"))
+        version = transport.known_version(about.get("weight_version"))
         versions, all_versions = self.versions.read(index, len(entries), version, spans)
         return EngineDelta(
             index=index,

@@ -38,6 +38,7 @@ from typing import Any
 from areal.dataclasses import dataclass, field
 from areal.http.client import CallFailed, HttpClient
 from areal.http.headers import unique_id
+from areal.services.inference.engines import transport
 from areal.services.inference.engines.base import (
     UNKNOWN_VERSION,
     Broadcast,
@@ -54,24 +55,6 @@ from areal.services.inference.engines.base import (
     LogprobsMode,
     PromptLogprobs,
     TopLogprobs,
-)
-from areal.services.inference.engines.transport import (
-    LOAD_S,
-    NO_SUCH_ROUTE,
-    EngineClient,
-    EventVersions,
-    GenerateRequest,
-    JsonEvents,
-    JsonLines,
-    Pace,
-    adapters_of,
-    check_event,
-    key_refused,
-    sampling_fields,
-    typed,
-    version_label,
-    weight_source,
-    weight_version,
 )
 from areal.wire.sampling import SamplingParams
 
@@ -91,7 +74,7 @@ _PROCESSED = LogprobsMode(before_filters=False, before_penalties=False, before_g
 _LOWEST_TEMPERATURE = 0.01
 
 
-class VllmClient(EngineClient):
+class VllmClient(transport.EngineClient):
     group_form = "plain"
     no_route = "this vLLM has no {path}: start it with VLLM_SERVER_DEV_MODE=1 (sleeping: and --enable-sleep-mode)"
 
@@ -105,7 +88,7 @@ class VllmClient(EngineClient):
         self._answered = 0.0  # when the last whole answer ended
         self._knows_whole = False  # whether ``capabilities.whole_answers`` was determined
         self._event = asyncio.Event()
-        self._pace = Pace()
+        self._pace = transport.Pace()
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
         body = {
@@ -116,7 +99,7 @@ class VllmClient(EngineClient):
             "temperature": 1.0,
         }
         missing = f"this vLLM serves no {body['model']}"
-        answer = await self._command(_COMPLETIONS, body, if_missing=missing, timeout_s=LOAD_S)
+        answer = await self._command(_COMPLETIONS, body, if_missing=missing, timeout_s=transport.LOAD_S)
         choices = answer.get("choices")
         return read_prompt(choices[0].get("prompt_logprobs") if choices else None, prompt, top)
 
@@ -125,18 +108,18 @@ class VllmClient(EngineClient):
             raise EngineUnavailable("vLLM has not reported yet which model it serves")
         return self._model
 
-    def _request(self, call: EngineCall) -> GenerateRequest:
+    def _request(self, call: EngineCall) -> transport.GenerateRequest:
         alike = range(call.sampling.n) if call.sampling.greedy and call.sampling.n > 1 else ()
         read_one: Callable[[Mapping[str, Any], int], EngineDelta]
         if self.capabilities.whole_answers and not call.sampling.top_logprobs:
             route, body = _GENERATE, spans_body(call, self._served(), self._pace.interval)
-            read_one = SpannedChoices(self._pace, versions=EventVersions(self._version)).read
+            read_one = SpannedChoices(self._pace, versions=transport.EventVersions(self._version)).read
         else:
             route, body = _COMPLETIONS, wire_body(call, self._served())
             read_one = partial(read_choice, call)
 
         def read(data: dict[str, Any]) -> list[EngineDelta]:
-            check_event(data)
+            transport.check_event(data)
             self._event.set()
             if not body["stream"]:
                 self._answered = time.monotonic()
@@ -144,7 +127,7 @@ class VllmClient(EngineClient):
             deltas = [read_one(choice, version) for choice in data.get("choices", ())]
             return [replace(delta, index=index) for delta in deltas for index in alike] if alike else deltas
 
-        return route, body, JsonEvents(read) if body["stream"] else JsonLines(read)
+        return route, body, transport.JsonEvents(read) if body["stream"] else transport.JsonLines(read)
 
     def point_to(self, url: str) -> None:
         super().point_to(url)
@@ -163,7 +146,7 @@ class VllmClient(EngineClient):
         (status, _), (status_listed, listed), (_, pausing) = about
         if status != 200:
             return EngineState(not_ready=self._silent("vLLM", "/health", status))
-        if (refused := key_refused("vLLM", status_listed)) is not None:
+        if (refused := transport.key_refused("vLLM", status_listed)) is not None:
             return refused
         served = next((model for model in listed.get("data") or () if not model.get("parent")), None)
         if served is None:
@@ -171,10 +154,10 @@ class VllmClient(EngineClient):
         self._model = served["id"]
         if self._version is None:  # an earlier data proxy may have set one
             status, labelled = await self._get("/weight_info")
-            if status != 200 and status not in NO_SUCH_ROUTE:
+            if status != 200 and status not in transport.NO_SUCH_ROUTE:
                 return EngineState(not_ready=self._silent("vLLM", "/weight_info", status))
-            self._version = weight_version(labelled.get("weight_version"))
-        paused = typed(pausing, "is_paused", bool)
+            self._version = transport.weight_version(labelled.get("weight_version"))
+        paused = transport.typed(pausing, "is_paused", bool)
         if paused is not True and (problem := await self._generation_problem(_PROCESSED, "vLLM")) is not None:
             return EngineState(not_ready=problem)
         if not self._knows_whole and paused is not True:
@@ -183,10 +166,10 @@ class VllmClient(EngineClient):
             not_ready=None,
             version=self._version,
             generated=await self._progress(),
-            max_model_len=typed(served, "max_model_len", int),
-            root=typed(served, "root", str),
+            max_model_len=transport.typed(served, "max_model_len", int),
+            root=transport.typed(served, "root", str),
             paused=paused,
-            adapters=adapters_of(listed),
+            adapters=transport.adapters_of(listed),
         )
 
     async def _learn_whole_answers(self) -> None:
@@ -234,7 +217,7 @@ class VllmClient(EngineClient):
         self._flush()  # tokens that have arrived belong to the old version
         self._version = version
         with contextlib.suppress(EngineUnsupported):  # an older vLLM stores no version
-            body = {"new_version": version_label(version)}
+            body = {"new_version": transport.version_label(version)}
             await self._command("/update_weight_version", body)
 
     async def version(self) -> int | None:
@@ -242,14 +225,14 @@ class VllmClient(EngineClient):
 
     async def load_weights(self, folder: str, version: int) -> None:
         async with self._replacing_weights(version):
-            _check_refusals(await self._call_workers("areal_load_weights", {"path": folder}, LOAD_S))
+            _check_refusals(await self._call_workers("areal_load_weights", {"path": folder}, transport.LOAD_S))
 
     async def stage_weights(self, source: str | Broadcast, version: int) -> None:
-        await self._run_on_workers("areal_stage", {"version": version, **weight_source(source)})
+        await self._run_on_workers("areal_stage", {"version": version, **transport.weight_source(source)})
 
     async def load_staged(self, version: int) -> None:
         async with self._replacing_weights(version):
-            _check_refusals(await self._call_workers("areal_load_staged", {"version": version}, LOAD_S))
+            _check_refusals(await self._call_workers("areal_load_staged", {"version": version}, transport.LOAD_S))
 
     async def forget_weights(self) -> None:
         await self._call_workers("areal_forget", {})
@@ -268,7 +251,7 @@ class VllmClient(EngineClient):
         caller."""
         try:
             states = await self._call_workers(method, order)
-            async with asyncio.timeout(LOAD_S):
+            async with asyncio.timeout(transport.LOAD_S):
                 while "running" in states and not any(map(_failure_of, states)):
                     await asyncio.sleep(_LOOK_AGAIN_S)
                     states = await self._call_workers("areal_state", {})
@@ -309,7 +292,7 @@ def _failure_of(state: str | None) -> str | None:
 
 
 def _sampling(call: EngineCall) -> dict[str, object]:
-    sampling = {_WIRE_NAMES.get(name, name): value for name, value in sampling_fields(call).items()}
+    sampling = {_WIRE_NAMES.get(name, name): value for name, value in transport.sampling_fields(call).items()}
     sampling.pop("top_logprobs", None)
     if call.sampling.greedy:
         sampling.pop("n", None)
@@ -384,9 +367,9 @@ class SpannedChoices:
     """Parses the choices of ``/inference/v1/generate``, of a whole answer or of events. For a whole answer,
     ``after_first_s`` is an estimate, which assumes that all tokens took equally long."""
 
-    pace: Pace
+    pace: transport.Pace
     began: float = field(default_factory=time.monotonic)
-    versions: EventVersions = field(default_factory=EventVersions)
+    versions: transport.EventVersions = field(default_factory=transport.EventVersions)
 
     def read(self, choice: Mapping[str, Any], version: int) -> EngineDelta:
         """Return the deltas of an object. ``version``: the version of tokens that arrive now."""
