@@ -151,7 +151,8 @@ class Chat:
         if rest is None:  # for tokenizers that change a text
             rest = _rest([self.decode(self.encode(whole))], text, ())
         if rest is None:
-            return Branch(_difference(whole, text))
+            at = slice(start := in_common(whole, text), start + 40)
+            return Branch(f"the template goes on with {whole[at]!r}, the recorded tokens with {text[at]!r}")
         added = list(self.encode(rest))
         if self.bytewise and self.decode(added) == rest and not text.endswith(_CUT):
             return added
@@ -278,11 +279,6 @@ def _overlap(text: str, start: str) -> int:
         if place < len(start):
             borders[place] = length
     return length
-
-
-def _difference(whole: str, text: str) -> str:
-    at = in_common(whole, text)
-    return f"the template goes on with {whole[at : at + 40]!r}, the recorded tokens with {text[at : at + 40]!r}"
 
 
 def in_common(left: Sequence[object], right: Sequence[object]) -> int:

@@ -264,15 +264,11 @@ def _marks(message: Mapping[str, Any]) -> list[tuple[str, str, _Replace]]:
     """Return the texts of a message that a rendering must contain: (field, text, function that replaces it)."""
     marks: list[tuple[str, str, _Replace]] = []
     for at, text in enumerate(message_texts(message)):
-        if text := _shown_part(text):
+        if text := text.rpartition(THOUGHT_END)[2].strip():
             marks.append(("content", text, partial(_with_content, at)))
     for at, call in enumerate(message.get("tool_calls", ())):
         marks.append((f"tool_calls[{at}]", call["function"]["name"], partial(_with_name, at)))
     return marks
-
-
-def _shown_part(text: str) -> str:
-    return text.rpartition(THOUGHT_END)[2].strip()
 
 
 def _with_content(at: int, message: Mapping[str, Any], text: str) -> dict[str, object]:

@@ -258,7 +258,8 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
     covered = 0
     for box in boxes[-_MOST_BOXES:]:
         if box.start() >= covered:
-            end = _argument_end(text, box.end())
+            argument = _UNBRACED.match(text, box.end())
+            end = argument.end() if argument else group(text, box.end())[1] if text[box.end() :][:1] == "{" else 0
             arguments.append((box.start(), box.end(), end))
             covered = end or box.end() + len(text[box.end() :].partition("\n")[0])
     found: list[tuple[str, str]] = []
@@ -281,12 +282,6 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
     names = {name for name, _ in found}
     are_named = len(names) == len(found) > 1 and all(names)  # x = 1 and y = 2
     return ", ".join(name * are_named + content for name, content in found) if found else None
-
-
-def _argument_end(text: str, start: int) -> int:
-    """End of the LaTeX argument, in braces or not, at ``start``; 0 if it is missing or truncated."""
-    argument = _UNBRACED.match(text, start)
-    return argument.end() if argument else group(text, start)[1] if text[start : start + 1] == "{" else 0
 
 
 def _last_in_prose(text: str, doubt: bool = False) -> str | None:

@@ -51,7 +51,8 @@ def target_of(function: Callable[..., Any] | str) -> FunctionTarget:
         module, _, name = function.partition(":") if ":" in function else function.rpartition(".")
         return FunctionTarget(module, name)
     name, module = name_of(function), getattr(function, "__module__", None) or ""
-    file = _main_script()
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    file = file if file and Path(file).is_file() else None  # of a notebook, of ``python -c`` and ``-``
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -66,12 +67,6 @@ def target_of(function: Callable[..., Any] | str) -> FunctionTarget:
     if b"__main__" in copy and file is None:
         raise ValueError(f"{name} refers to a notebook or an interactive session, which no process can import")
     return FunctionTarget(module, name, file if b"__main__" in copy else None, copy=copy)
-
-
-def _main_script() -> str | None:
-    """Return the file of the main program; None in a notebook, or for ``python -c`` and ``-``."""
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    return file if file and Path(file).is_file() else None
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,8 @@ class Parameters:
         except (TypeError, ValueError):
             signature = None
         if signature is not None and _is_wrapper(function):
-            return cls(name_of(function), _not_annotated(signature))
+            plain = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+            return cls(name_of(function), inspect.Signature(plain))
         return cls(name_of(function), signature, _columns_read(function))
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> None:
@@ -257,11 +253,6 @@ def _is_wrapper(function: Any) -> bool:
     if isinstance(function, functools.partial):
         return _is_wrapper(function.func)
     return hasattr(function, "__wrapped__") or hasattr(type(function).__call__, "__wrapped__")
-
-
-def _not_annotated(signature: inspect.Signature) -> inspect.Signature:
-    parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
-    return inspect.Signature(parameters)
 
 
 def _is_other(annotation: Any, *, ids: bool) -> bool:

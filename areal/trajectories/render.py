@@ -30,7 +30,11 @@ def render_terminal(episode: Episode, conversation: Sequence[ShownTurn], *, pain
         lines.append("")
         indent = "  " * turn.depth
         lines.append(indent + _title(turn, paint))
-        body = _messages(turn) if turn.row.response is not None else _tokens(turn, paint, versions)
+        if turn.row.response is not None:
+            messages = (f"{safe(role)}: {safe(text)}" for role, text in text_of_messages(turn.row))
+            body = [line for message in messages for line in message.splitlines()]
+        else:
+            body = _tokens(turn, paint, versions)
         lines += [f"{indent}  {line}".rstrip() for line in body]
     return "\n".join(lines)
 
@@ -91,10 +95,6 @@ def _title(turn: ShownTurn, paint: Paint | None) -> str:
         parts.append("version " + ",".join(map(str, turn.versions)))
     text = "  ".join(part for part in parts if part)
     return f"{_BOLD}{text}{_OFF}" if paint else text
-
-
-def _messages(turn: ShownTurn) -> list[str]:
-    return [line for role, text in text_of_messages(turn.row) for line in f"{safe(role)}: {safe(text)}".splitlines()]
 
 
 def _tokens(turn: ShownTurn, paint: Paint | None, versions: Sequence[int]) -> list[str]:

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +58,7 @@ class ThreadTool:
         return getattr(self.tool, name)
 
     def call(self, arguments: Mapping[str, object]) -> str:
-        result: Future[str] = asyncio.run_coroutine_threadsafe(_awaited(self.tool, arguments), self.loop)
-        return result.result()
-
-
-async def _awaited(tool: Tool, arguments: Mapping[str, object]) -> str:
-    return await tool.call(arguments)
+        return asyncio.run_coroutine_threadsafe(self.tool.call(arguments), self.loop).result()
 
 
 class McpConnection:
