@@ -144,8 +144,8 @@ def turns(episode: Episode, decoder: TokenDecoder | None) -> list[ShownTurn]:
 
 
 def _branches(rows: Sequence[Interaction], branch: str) -> list[tuple[Interaction, str]]:
-    """Return each row with the name of its branch. Of several, each has one letter more, ``a`` to ``y``, then ``za`` to ``zy``,
-    ``zza``...: none is the prefix of another, so that joined letters identify a branch."""
+    """Return each row with the name of its branch. Of several, each has one letter more, ``a`` to ``y``, then ``za`` to
+    ``zy``, ``zza``...: none is the prefix of another, so that joined letters identify a branch."""
     if len(rows) == 1:
         return [(rows[0], branch)]
     return [(row, branch + "z" * (place // 25) + chr(ord("a") + place % 25)) for place, row in enumerate(rows)]

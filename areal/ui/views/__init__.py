@@ -1,5 +1,5 @@
-"""The contract of views, and their registry. A view is a module with ``read``, and ``marks`` where it can tell cheaply
-what changed. A module may have further views, in ``BESIDE``.
+"""The contract of views, and their registry; and the gateways that they ask, whose keys stay here. A view is a module
+with ``read``, and ``marks`` where it can tell cheaply what changed. A module may have further views, in ``BESIDE``.
 
 ``read(view)`` returns a JSON-able dict, or yields the parts of an answer that comes in parts; it raises what a command
 would raise. ``marks(view)`` maps names to cursors (the size of a file in bytes, or a text): the page reads again when
@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from areal.client.gateway import GatewayClient
-from areal.dataclasses import dataclass, field
-from areal.errors import NotFound, UsageFault
-from areal.resources.kinds import Ref, check_name, resolve_kind
+from areal.dataclasses import dataclass, field, replace
+from areal.errors import ArealError, Conflict, NotFound, UsageFault
+from areal.reconcilers.home_view import HomeView
+from areal.reconcilers.usage import service_key
+from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, Ref, check_name, resolve_kind
 from areal.state.home import Home
+from areal.state.objects import ObjectStore
 
 if TYPE_CHECKING:
     from areal.ui.views.action import Actions
 
+T = TypeVar("T")
+SERVICES = (INFERENCE_SERVICE, AGENT_SERVICE)
 REMOTE = "remote"  # the name of the service of a remote gateway, which only its own home knows
 
 
@@ -71,10 +77,77 @@ class ViewContext:
         return Ref(resolve_kind(self.need("kind")), self.name())
 
 
+class Asked(NamedTuple):
+    """One service. ``answer`` is None where ``why`` says why it is not known."""
+
+    ref: Ref
+    answer: Any
+    why: str = ""
+
+
+def gateway_of(view: ViewContext, ref: Ref, timeout_s: float) -> GatewayClient:
+    """Return the gateway of a service. Raises NotFound, and ArealError with the cause for one that does not run."""
+    if view.remote is not None:
+        return replace(view.remote.client, timeout_s=timeout_s)
+    ObjectStore(view.home).expect(ref)
+    home = HomeView(view.home)
+    address = home.address(ref)
+    if not address:
+        raise NotFound(f"{ref} does not run{_cause(home, ref)}", hint=f"areal describe {ref}")
+    return GatewayClient(address, service_key(view.home, ref.name, ref.kind), timeout_s)
+
+
+def explained(view: ViewContext, ref: Ref, error: ArealError) -> ArealError:
+    """Return the failure of a call to a service's gateway, with what its processes show."""
+    if view.remote is not None or isinstance(error, NotFound | UsageFault | Conflict):
+        return error
+    cause = _cause(HomeView(view.home), ref)
+    return ArealError(f"{error.message}{cause}", hint=f"areal describe {ref}", detail=error.detail) if cause else error
+
+
+def _cause(home: HomeView, ref: Ref) -> str:
+    item = next((item for item in home.of_kind(ref.kind) if item.ref == ref), None)
+    if item is None:
+        return ""
+    status = home.statuses([item])[str(ref)]
+    message = next((each.message for each in status.conditions if each.type == "Ready"), "")
+    return f"; it is {status.phase}{': ' if message else ''}{message}" if status.phase != "Ready" else ""
+
+
+def ask_all(view: ViewContext, kind: str, ask: Callable[[Ref, GatewayClient], T], timeout_s: float) -> list[Asked]:
+    """Return what ``ask`` returns for each service of a kind that runs, asked together; of a remote gateway for that
+    one. A failure hides no other service."""
+
+    def one(ref: Ref) -> Asked:
+        try:
+            client = gateway_of(view, ref, timeout_s)
+            return Asked(ref, ask(ref, client))
+        except (ArealError, OSError, ValueError, KeyError, TypeError) as error:
+            return Asked(ref, None, str(error))
+
+    if view.remote is not None:
+        return [one(Ref(kind, REMOTE))]
+    home = HomeView(view.home)
+    refs = [item.ref for item in home.of_kind(kind) if home.address(item.ref)]
+    with ThreadPoolExecutor(8, thread_name_prefix="gateways") as pool:
+        return list(pool.map(one, refs))
+
+
+def entries(client: GatewayClient, path: str, name: str, what: str) -> list[Mapping[str, Any]]:
+    """Return the list ``name`` of the answer to a GET. Raises ArealError, also for a server of another kind."""
+    document = client.get(path)
+    if not isinstance(document, dict) or not isinstance(document.get(name), list):
+        raise ArealError(f"GET {client.url}{path} answers without {what}")
+    return [each for each in document[name] if isinstance(each, dict)]
+
+
 _OF_GATEWAYS = ("about", "alerts", "chat", "home", "sessions", "weights")  # also of a remote one
 _OF_HOME = ("compare", "evaluations", "job", "logs", "object", "plan", "step", "top")
 VIEWS = (*_OF_GATEWAYS, *_OF_HOME, "action")
-_BESIDE = {"about": "home", "alerts": "job", "compare": "job", "object": "home", "plan": "home"}  # view -> its module
+_BESIDE = {  # view -> its module
+    **dict.fromkeys(("about", "object", "plan", "top"), "home"),
+    **dict.fromkeys(("alerts", "compare", "step"), "job"),
+}
 
 Marks = Mapping[str, int | str]
 

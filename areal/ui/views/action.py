@@ -24,8 +24,7 @@ from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, Conflict, UsageFault
 from areal.resources.kinds import AGENT_SERVICE, Ref
 from areal.state.locks import actor
-from areal.ui.gateways import SERVICES, gateway_of
-from areal.ui.views import Marks, ViewContext
+from areal.ui.views import SERVICES, Marks, ViewContext, gateway_of
 
 OBJECT_VERBS = ("restart", "suspend", "resume", "scale")
 SESSION_VERBS = ("end-session", "reward")

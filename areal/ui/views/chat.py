@@ -16,8 +16,7 @@ from areal.client.http import ChatClient, ChatDelta
 from areal.dataclasses import replace
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.resources.kinds import INFERENCE_SERVICE, Ref, check_name
-from areal.ui.gateways import ask_all, entries, gateway_of
-from areal.ui.views import ViewContext
+from areal.ui.views import ViewContext, ask_all, entries, gateway_of
 
 _LIST_S = 2.0
 _ANSWER_S = 300.0

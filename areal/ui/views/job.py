@@ -1,21 +1,26 @@
 """``/job/NAME``: a job's curves, what its steps waited for, and its alerts. Beside it are ``/compare``, with curves of
-several jobs over each other, and the alerts of all jobs."""
+several jobs over each other, the alerts of all jobs, and ``/job/NAME/step/S``, with the samples of a step."""
 
 from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from areal.errors import ArealError, UsageFault
+from areal.errors import ArealError, NotFound, UsageFault
+from areal.files import stamp
 from areal.reconcilers.alerts import gather
 from areal.reconcilers.home_view import HomeView
 from areal.resources.kinds import TRAIN_JOB, check_name
 from areal.state.job_curves import JobCurves, Points
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
+from areal.state.records import StoredObject
+from areal.trajectories.steps import StepFile, StepSummary, read_failures, read_step, step_files
 from areal.ui.curves import MAIN, WAITS, group_of
-from areal.ui.jobs import compared_keys, config_of, job_of, numbers_of, read_mark
+from areal.ui.jobs import FileMemo, compared_keys, config_of, decoder_of, job_of, numbers_of, read_mark
+from areal.ui.samples import group_row, side_by_side
 from areal.ui.views import Marks, ViewContext, ViewReader, home
 from areal.ui.views.evaluations import count_of
 
@@ -38,6 +43,10 @@ _ABSENT = object()
 _JUDGED = ("Running", "Failed", "Lost")
 _AGAIN_S = 30  # stalls and replicas change without a file
 _NO_CURVES = ("attempt", "time", "total_steps", "epoch", "version")
+_FAILURES = 200
+
+_listings: FileMemo[list[StepFile]] = FileMemo(step_files, 2)  # by the folder's time of change
+_steps: FileMemo[dict[str, StepSummary]] = FileMemo(lambda path: {}, 4)  # the summary is made with the job's decoder
 
 
 def read(view: ViewContext) -> dict[str, object]:
@@ -90,8 +99,8 @@ def _validated_step(curves: JobCurves, folder: Path) -> int | None:
     """Return the newest step after which the job made an evaluation of its own whose samples are recorded."""
     scores = curves.columns.get("eval/reward/mean", ())
     row = next((row for row in reversed(range(len(scores))) if not math.isnan(scores[row])), None)
-    step = curves.steps[row] if row is not None else None
-    return step if step is not None and (folder / f"trajectories-eval-{step:06d}.jsonl").is_file() else None
+    number = curves.steps[row] if row is not None else None
+    return number if number is not None and (folder / f"trajectories-eval-{number:06d}.jsonl").is_file() else None
 
 
 def chosen_metrics(view: ViewContext, known: Iterable[str]) -> list[str]:
@@ -200,4 +209,102 @@ def alert_marks(view: ViewContext) -> Marks:
     return {"objects": home.marks(view)["files"], "clock": int(time.time() // _AGAIN_S)}
 
 
-BESIDE = {"alerts": ViewReader(alerts, alert_marks), "compare": ViewReader(compared, compared_marks)}
+def step(view: ViewContext) -> dict[str, object]:
+    """``/job/NAME/step/S``: the samples of a step by group; those of one group side by side; one sample.
+    ``step``: a number; without it the newest. ``eval=1``: the evaluation after it. ``group`` and ``sample``: one."""
+    name = view.name()
+    job = job_of(view.home, name)
+    folder = view.home.jobs / name / "trajectories"
+    files = _listings.get(folder)
+    if not files:
+        raise NotFound(
+            f"trainjob/{name} has written no trajectories",
+            hint="rollout.dump_to_file=true has them written; the steps of a run without it have curves only",
+        )
+    wanted = StepFile(view.number("step", files[-1].step), view.query.get("eval") == "1", "")
+    place = bisect_left(files, wanted)
+    if place == len(files) or files[place][:2] != wanted[:2]:
+        near = ", ".join(sorted({str(each.step) for each in files[max(0, place - 1) : place + 1]}))
+        raise NotFound(f"step {wanted.step} of trainjob/{name} has no samples", hint=f"the nearest that has: {near}")
+    path = folder / files[place].name
+    summary = _summary(view, job, path)
+    document: dict[str, object] = {
+        "name": name,
+        "step": wanted.step,
+        "isEval": wanted.is_eval,
+        "firstStep": files[0].step,
+        "lastStep": files[-1].step,
+        "count": sum(not each.is_eval for each in files),
+        "evaluations": sum(each.is_eval for each in files),
+        "previous": _address(files, place - 1),
+        "next": _address(files, place + 1),
+        "decoded": decoder_of(view.home, job) is not None,
+        "damaged": list(summary.damaged),
+        "damagedLines": summary.damaged_lines,
+        "path": str(path),
+    }
+    if view.query.get("group"):
+        return document | _group(view, job, path, summary)
+    numbers = numbers_of(view.home.job_metrics(name)).curves
+    now = numbers.at(wanted.step) or {}
+    before = numbers.at(wanted.step - 1) or {}
+    failures, is_cut = read_failures(
+        folder, before.get("time", now.get("time", 0.0) - 1e9), now.get("time", float("inf"))
+    )
+    return document | {
+        "groups": [group_row(group) for group in summary.groups],
+        "metrics": now,
+        "waits": [
+            {"metric": each, "title": title, "seconds": now[each]} for each, title in WAITS.items() if each in now
+        ],
+        "failures": [each._asdict() for each in failures[:_FAILURES]],
+        "failuresLeftOut": max(0, len(failures) - _FAILURES),
+        "failuresCut": is_cut,
+    }
+
+
+def _summary(view: ViewContext, job: StoredObject, path: Path) -> StepSummary:
+    known = _steps.get(path)
+    decoder = decoder_of(view.home, job)
+    key = decoder.source if decoder is not None else ""
+    if key not in known:
+        known[key] = read_step(path, decoder)
+    return known[key]
+
+
+def _address(files: list[StepFile], place: int) -> dict[str, object] | None:
+    return {"step": files[place].step, "isEval": files[place].is_eval} if 0 <= place < len(files) else None
+
+
+def _group(view: ViewContext, job: StoredObject, path: Path, summary: StepSummary) -> dict[str, object]:
+    name = view.need("group")
+    places = {group.name: place for place, group in enumerate(summary.groups)}
+    if name not in places:
+        raise NotFound(f"step {view.query.get('step')} has no group {name[:200]}", hint="esc goes to the step's groups")
+    place = places[name]
+    group = summary.groups[place]
+    chosen = list(group.samples)
+    if view.query.get("sample"):
+        number = view.number("sample", 0, least=-1)
+        chosen = [each for each in chosen if each.sample == number]
+        if not chosen:
+            raise NotFound(f"group {name[:200]} has no sample {number}", hint="esc goes to the group")
+    return {
+        "group": group_row(group),
+        **side_by_side(path, chosen, decoder_of(view.home, job)),
+        "previousGroup": summary.groups[place - 1].name if place else None,
+        "nextGroup": summary.groups[place + 1].name if place + 1 < len(summary.groups) else None,
+    }
+
+
+def step_marks(view: ViewContext) -> Marks:
+    name = view.name()
+    reading = read_mark(view.home.job_metrics(name)).partition(" ")[2]  # until its end, numbers of the step may miss
+    return {"folder": f"{stamp(view.home.jobs / name / 'trajectories')}", "numbers": reading}
+
+
+BESIDE = {
+    "alerts": ViewReader(alerts, alert_marks),
+    "compare": ViewReader(compared, compared_marks),
+    "step": ViewReader(step, step_marks),
+}

@@ -18,10 +18,9 @@ from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, Ref, resolve
 from areal.state.objects import ObjectStore
 from areal.trajectories.record import episodes_of_export
 from areal.trajectories.view import shown_episode
-from areal.ui.gateways import SERVICES, explained, gateway_of
 from areal.ui.jobs import decoder_named
 from areal.ui.samples import find_trained
-from areal.ui.views import REMOTE, Marks, ViewContext
+from areal.ui.views import REMOTE, SERVICES, Marks, ViewContext, explained, gateway_of
 
 if TYPE_CHECKING:
     from areal.wire.agents import TurnRecord

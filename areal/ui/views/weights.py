@@ -22,10 +22,9 @@ from areal.reconcilers.weight_gateways import read_gateway
 from areal.resources.kinds import INFERENCE_SERVICE, Ref
 from areal.state.home import Home
 from areal.state.job_metrics import last_steps
-from areal.ui.gateways import ask_all, entries
 from areal.ui.jobs import FileMemo
 from areal.ui.samples import tokens_by_version
-from areal.ui.views import Marks, ViewContext
+from areal.ui.views import Marks, ViewContext, ask_all, entries
 from areal.wire.processes import WEIGHT_HISTORY_FILE, WEIGHT_UPDATE_FILE
 
 _TIMEOUT_S = 1.5
