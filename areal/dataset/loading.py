@@ -76,52 +76,48 @@ def formatted(
     needs += [name for name, value in (("max_length", max_length), (_KWARGS, template_kwargs or None)) if value]
     if tokenizer is None and needs:
         raise UsageFault(f"a data set of type {kind} needs a tokenizer for {needs[0]}")
-    given = template_kwargs or {}
-    places = [rows.place(number) for number in range(len(rows))]
-    made = [
-        (_formatted(row, place, kind, tokenizer, instruction, train_on, given, images), place)
-        for row, place in zip(rows, places, strict=True)
-    ]
-    if max_length is not None:
-        made = [(row, place) for row, place in made if _length(row, place, tokenizer) <= max_length]
-        if not made:
-            raise BadData(f"{rows.source}: every row is longer than max_length ({max_length} tokens)")
-    return Rows((row for row, _ in made), rows.source, [place for _, place in made])
+
+    def converted(row: Row) -> Row:
+        if kind == "sft":
+            return _supervised(row, tokenizer, train_on)
+        if kind != "rl":
+            return _pair(row, tokenizer)
+        made = _prompt(row, instruction)
+        if tokenizer is not None:
+            template_variables(chat_of(tokenizer, bool(made.get("tools"))), made.get(_KWARGS))
+        return made
+
+    kept: list[tuple[Row, str]] = []
+    for number, row in enumerate(rows):
+        place = rows.place(number)
+        try:
+            row = _checked(_with_kwargs(row, template_kwargs or {}), kind, images)
+            made = converted(row)
+            if max_length is None or _length(made, tokenizer) <= max_length:
+                kept.append((made, place))
+        except KeyError as error:
+            columns = ", ".join(row) or "nothing"
+            raise BadData(f"{place}: a row of type {kind} has no {error.args[0]}; it has {columns}") from error
+        except (ValueError, TypeError, BadImage) as error:
+            raise BadData(f"{place}: {error}") from error
+    if max_length is not None and not kept:
+        raise BadData(f"{rows.source}: every row is longer than max_length ({max_length} tokens)")
+    return Rows((row for row, _ in kept), rows.source, [place for _, place in kept])
 
 
-def _formatted(
-    row: Row,
-    place: str,
-    kind: str,
-    tokenizer: Any,
-    instruction: str,
-    train_on: TrainOn,
-    template_kwargs: Mapping[str, object],
-    images: ImageColumn | None,
-) -> Row:
-    try:
-        row = _with_kwargs(row, template_kwargs)
-        if row.get("messages") is None:  # a table has the column in all of its rows
-            row = {name: value for name, value in row.items() if name != "messages"}
-        if _are_objects(functions := row.get("functions"), "name"):  # from before tools
-            row = {**row, "tools": row.get("tools") or functions}
-        if kind != "rl":  # a workflow and a reward get all columns
-            _check_columns(row)
-        if images is not None and kind == "rl":
-            row = images.checked(row)
-        elif pictures := [name for name in _PICTURES if row.get(name)]:
-            raise ValueError(f"the row has {', '.join(pictures)}: {_TEXT_ALONE}")
-        if kind == "rl":
-            made = _prompt(row, instruction)
-            if tokenizer is not None:
-                template_variables(chat_of(tokenizer, bool(made.get("tools"))), made.get(_KWARGS))
-            return made
-        return _supervised(row, tokenizer, train_on) if kind == "sft" else _pair(row, tokenizer)
-    except KeyError as error:
-        columns = ", ".join(row) or "nothing"
-        raise BadData(f"{place}: a row of type {kind} has no {error.args[0]}; it has {columns}") from error
-    except (ValueError, TypeError, BadImage) as error:
-        raise BadData(f"{place}: {error}") from error
+def _checked(row: Row, kind: str, images: ImageColumn | None) -> Row:
+    """Return the row without empty ``messages``, with tools and images. Raises ValueError, BadImage."""
+    if row.get("messages") is None:  # a table has the column in all of its rows
+        row = {name: value for name, value in row.items() if name != "messages"}
+    if _are_objects(functions := row.get("functions"), "name"):  # from before tools
+        row = {**row, "tools": row.get("tools") or functions}
+    if kind != "rl":  # a workflow and a reward get all columns
+        _check_columns(row)
+    if images is not None and kind == "rl":
+        return images.checked(row)
+    if pictures := [name for name in _PICTURES if row.get(name)]:
+        raise ValueError(f"the row has {', '.join(pictures)}: {_TEXT_ALONE}")
+    return row
 
 
 def _check_columns(row: Row) -> None:
@@ -308,23 +304,19 @@ def _first(row: Row, names: Sequence[str]) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    """Raise ValueError for a list, a map or bytes, whose Python spelling is not text of a data set, and for NaN, with
-    which tables mark what is missing."""
+    """Raise ValueError for a list, a map or bytes, which are no text, and for NaN, the mark of what is missing."""
     if isinstance(value, list | tuple | dict | bytes) or value != value:
         kind = "NaN" if value != value else "bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
         raise ValueError(f"{name} must be a text, not {kind}")
     return str(value)
 
 
-def _length(row: Row, place: str, tokenizer: Any) -> int:
+def _length(row: Row, tokenizer: Any) -> int:
     if "input_ids" in row:
         return len(row["input_ids"])
     if "chosen_ids" in row:
         return max(len(row["chosen_ids"]), len(row["rejected_ids"]))
-    try:
-        return len(prompt_tokens(tokenizer, row["messages"], row.get("tools"), **row.get(_KWARGS, {})))
-    except (ValueError, TypeError) as error:
-        raise BadData(f"{place}: {error}") from error
+    return len(prompt_tokens(tokenizer, row["messages"], row.get("tools"), **row.get(_KWARGS, {})))
 
 
 DATASETS: Registry[Any] = Registry("dataset")
