@@ -85,8 +85,7 @@ class ModelAllocation:
 
 
 def train_backend(backend: str, allocation_mode: str = "") -> Part:
-    """Return the training layout: ``backend`` if it is set, else the training part of ``allocation_mode``, else one
-    process. Raises BackendError."""
+    """Return the training layout of ``backend``, else of ``allocation_mode``, else one process. Raises BackendError."""
     if backend:
         return parse_backend(backend, engines=TRAIN_ENGINES, single=True).parts[0]
     found = AllocationMode.from_str(allocation_mode).train if allocation_mode else None

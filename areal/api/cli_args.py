@@ -1,5 +1,4 @@
-"""All configuration classes, under the import path that AReaL's drivers use: ``from areal.api.cli_args import
-GRPOConfig, load_expr_config``."""
+"""All configuration classes, under the import path of AReaL's drivers."""
 
 from dataclasses import dataclass, field
 

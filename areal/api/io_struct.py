@@ -15,8 +15,7 @@ StopReason = Literal["length", "stop", "tool_calls", "abort"]
 @dataclass
 class ModelRequest:
     """A request for one sample of a prompt of token ids. ``image_data``: encoded images, as bytes or base64, one for
-    each image placeholder in the prompt. ``tokenizer`` and ``processor`` are not needed to sample, but may be passed
-    along."""
+    each placeholder of the prompt. ``tokenizer`` and ``processor`` may be passed along; sampling needs neither."""
 
     input_ids: list[int]
     gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)

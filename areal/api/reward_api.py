@@ -11,8 +11,7 @@ __all__ = ["AsyncRewardWrapper", "RewardError", "RewardFunction", "RewardProcess
 
 
 class RewardFunction(Protocol):
-    """The signature of a reward. ``data`` contains the other columns of the data set's row: ``answer``, ``messages``,
-    ... Any callable with this signature works."""
+    """The signature of a reward, which any callable may have. ``data``: the row's other columns: ``answer``, ..."""
 
     def __call__(
         self, prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any

@@ -37,9 +37,8 @@ Reward: TypeAlias = float | Mapping[str, float] | None
 
 
 class RolloutWorkflow(ABC):
-    """Samples one episode. It runs as an asyncio task beside many others and must not block the event loop. One
-    instance serves all episodes. A controller that made it from a class awaits its ``async close()`` at the end, if it
-    has one."""
+    """Samples one episode, as an asyncio task that must not block the event loop. One instance serves all episodes. A
+    controller that made it from a class awaits its ``async close()`` at the end, if it has one."""
 
     @abstractmethod
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:

@@ -11,8 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class EpisodeContext:
-    """The running episode. ``task_id`` is None outside of episodes. ``http_client`` returns the one that all episodes
-    share."""
+    """The running episode. ``task_id`` is None outside of one. ``http_client`` returns the one that all share."""
 
     task_id: str | None = None
     is_eval: bool = False

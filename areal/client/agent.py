@@ -77,8 +77,7 @@ class AsyncAgentSession:
         return await self._call("GET", "")
 
     async def cancel(self, *, idempotency_key: str | None = None, timeout_s: float | None = None) -> bool:
-        """Cancel the running turn; with ``idempotency_key``, the message of that call, which may still wait. Returns
-        False if there was nothing to cancel."""
+        """Cancel the running turn; with ``idempotency_key``, that call's message. False if there was nothing."""
         query = f"?idempotency_key={_segment(idempotency_key)}" if idempotency_key is not None else ""
         return bool((await self._call("DELETE", f"/turn{query}", timeout_s=timeout_s))["cancelled"])
 
@@ -119,8 +118,7 @@ class AsyncAgentSession:
 
 
 class AsyncAgentClient(AsyncClient):
-    """Client of an agent service. ``base_url``: its gateway's, without ``/v1``. Use it by ``async with``, or close
-    it."""
+    """Client of an agent service. ``base_url``: its gateway's, without ``/v1``. Use ``async with``, or close it."""
 
     async def start_session(
         self,

@@ -40,8 +40,7 @@ _CLOSE_S = 10.0
 
 
 class ControllerSession(TypedDict):
-    """A started session. ``api_key``: of the RL session, if the controller started that; the keys of RL sessions that
-    the service starts are never returned."""
+    """A started session. ``api_key``: of an RL session that the controller started, never of one of the service."""
 
     session_id: str
     inference_session_id: str | None
@@ -277,8 +276,7 @@ class _Controller:
         return run_areal("agent", verb, "--service", self._service, *words, what=what, absent=absent)
 
     def destroy(self) -> None:
-        """Stop a service that this controller started, with its sessions. At another service, close the sessions that
-        this controller started. Idempotent."""
+        """Stop the service if this controller started it, else close the sessions that it started. Idempotent."""
         with self._changing:
             self._calls = self._thread = None
             self.num_pairs = 0
@@ -323,9 +321,8 @@ def _awaited(
 
 
 class AgentController(_Controller):
-    """An agent service for a program. Its methods are coroutines and work on any event loop;
-    ``BlockingAgentController`` has blocking methods. Use it by ``with``, ``async with``, or ``initialize`` and
-    ``destroy``."""
+    """An agent service for a program. Its methods are coroutines and work on any event loop; those of
+    ``BlockingAgentController`` block. Use it by ``with``, ``async with``, or ``initialize`` and ``destroy``."""
 
     start_session = _awaited(Episodes.start_session)
     step = _awaited(Episodes.step)

@@ -204,8 +204,7 @@ class TurnClient(_StreamClient):
 
     @contextlib.contextmanager
     def stream(self, message: str, session: str) -> Iterator[Iterator[TurnDelta]]:
-        """Stream a turn, event by event. Leaving the context cancels the turn. Raises TimedOut, and ArealError for any
-        other failure, including a failed turn."""
+        """Stream a turn's events. Leaving the context cancels the turn. Raises TimedOut, else ArealError."""
         body = {"input": message, "user": session, "stream": True}
         with self._request("POST", "/v1/responses", body) as response:
             yield (delta for delta in self._deltas(response, _turn_delta) if delta is not None)

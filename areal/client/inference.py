@@ -295,8 +295,7 @@ class AsyncInferenceClient(AsyncClient):
         timeout_s: float | None = None,
         **fields: Any,
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Yield the chunks of a streamed chat completion. Leaving the context ends the generation. ``timeout_s`` limits
-        the time between two chunks."""
+        """Yield the chunks of a chat completion. Leaving ends the generation. ``timeout_s``: between two chunks."""
         body = self._body(model, {"messages": list(messages), **fields, "stream": True})
         call = HttpCall("POST", CHAT, body, key, {"Idempotency-Key": uuid4().hex}, timeout_s)
         silence_s = self.timeout_s if timeout_s is None else timeout_s

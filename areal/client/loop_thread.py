@@ -22,8 +22,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread:
-    """An event loop on a daemon thread, started by the constructor. ``close`` cancels the running tasks; call it from
-    any thread except the loop's."""
+    """An event loop on a daemon thread. ``close``, from any other thread, cancels the running tasks."""
 
     def __init__(self, name: str) -> None:
         self._loop = _new_loop()

@@ -8,8 +8,7 @@ with an ``Idempotency-Key``, of which a repeatable POST carries a new one. A rep
 failures and most server errors. Any other call is retried only if it was not started: the connection was refused, or
 the service was overloaded.
 
-A service may move while its clients run. A transport with a ``lookup`` calls it when the connection is refused, and
-continues with the address that it returns.
+A service may move while its clients run: when a connection is refused, ``lookup`` returns its address.
 """
 
 from __future__ import annotations
@@ -297,8 +296,7 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
 
 
 def _encoded(body: Any) -> bytes:
-    """Return the body as JSON. Raises CallerError for values that JSON cannot represent, and for NaN and infinity,
-    which orjson would write as null."""
+    """Return the body as JSON. Raises CallerError for what it cannot represent: NaN is null in orjson."""
     try:
         data = dumps(body)
         if b"null" in data:

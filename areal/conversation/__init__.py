@@ -1,5 +1,4 @@
-"""Conversion of messages to tokens. Training and serving use the same code, so that a model is trained on what it is
-served.
+"""Conversion of messages to tokens. Training and serving use the same code: a model is trained on what it is served.
 
 ``normalise`` reads messages, ``Template`` renders them as text, ``Chat`` encodes the text: prompts, ends of turns,
 continuations of recorded responses. ``learning.trained_tokens`` selects the tokens of a row that are trained. The

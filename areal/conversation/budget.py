@@ -1,7 +1,6 @@
 """The budget of work for rendering a chat template, and the cost of each operation.
 
-A template comes with a model's files and is not trusted, so each operation has a cost in units. A unit is about one
-byte that is produced or read:
+A template is not trusted, so each operation has a cost in units, of about one byte that is produced or read:
 
 - a pass of a loop and a call of a macro cost the size of their body;
 - an operation that produces a text or a container costs its size: ``+``, ``~``, slices, literals, filters, calls;

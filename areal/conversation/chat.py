@@ -237,8 +237,7 @@ class Chat:
 
 def _end_of(pieces: Sequence[str], text: str, ends: Sequence[str]) -> int | None:
     """Return the position in ``text`` where the last piece ends; None if the pieces do not fit. ``text`` begins with
-    the first piece. Between two pieces, ``text`` has reasoning, which contains none of ``ends``. White space around may
-    differ."""
+    the first piece. Between pieces it has reasoning without any of ``ends``. White space around may differ."""
     first = pieces[0].rstrip()
     if not text.startswith(first):
         return None

@@ -1,8 +1,7 @@
 """The trained tokens of a conversation: the assistant's messages and the ends of its turns, nothing else.
 
 A row is the text that the template renders for the whole conversation. To find where a message begins and ends in it,
-the conversation is rendered again with the texts of that message replaced: what does not change is not part of the
-message.
+the conversation is rendered again with the texts of that message replaced: what stays is not part of it.
 """
 
 from __future__ import annotations
@@ -199,8 +198,7 @@ class _Row:
         return self.chat.template.plain(other, **self.variables) + self.added_end
 
     def _check(self, index: int, learned: str) -> None:
-        """Raise ConversationError unless the trained text contains the parts of the message. The template may omit the
-        reasoning of earlier turns."""
+        """Raise ConversationError unless the text has the parts of the message, but for reasoning of earlier turns."""
         message, where = self.conversation.messages[index], f"messages[{index}]"
         parts = [text.rpartition(THOUGHT_END) for text in message_texts(message)]
         wanted = [(f"{where}.content", response) for _, _, response in parts]

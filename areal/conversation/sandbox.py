@@ -230,8 +230,7 @@ def _new_environment() -> jinja2.Environment:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The environment, with short ways to some attributes: keys of JSON objects, methods of texts, counters of
-    loops."""
+    """The environment, with short ways to some attributes: keys of objects, methods of texts, counters of loops."""
 
     code_generator_class = _PayingCode
     intercepted_binops = frozenset(budget.BEFORE_OPERATION)

@@ -44,8 +44,7 @@ class Template:
         return "developer" in self.source
 
     def key(self, messages: object, tools: object = None, **variables: Any) -> str | None:
-        """Return a short key of everything that the text of this prompt depends on, including the date if the template
-        uses it. None for values that are not JSON."""
+        """Return a short key of all that the prompt's text depends on, the date too. None for what is not JSON."""
         day = datetime.date.today().isoformat() if self.uses("strftime_now") else None
         try:
             text = json.dumps([self._digest, day, messages, tools, variables])
@@ -128,8 +127,7 @@ class Template:
         return self._probed([user]) or not self._probed([{**user, "content": _PARTS}], PROBE[::-1])
 
     def _takes_parts(self, kind: str) -> bool:
-        """Return whether the template renders the texts of parts in this kind of message. Some dump the list itself, as
-        JSON or in Python's form."""
+        """Return whether the template renders texts of parts in this kind of message, and does not dump the list."""
         if (key := f"{kind} in parts") not in self._shown:
             messages = [
                 {**message, "content": _PARTS} if message["content"] in (PROBE, _PARTS[:1]) else message

@@ -98,8 +98,7 @@ def read_rows(path: Path, split: str | None = None, *, first: int | None = None)
 
 
 def read_files(files: Iterable[Path], source: str, *, first: int | None = None) -> Rows:
-    """Return the concatenated rows of files, or the ``first`` of them: Parquet and Arrow by suffix, all others JSON.
-    ``source`` is used in errors. Raises BadData."""
+    """Return the rows of files, or the ``first`` of them: Parquet and Arrow by suffix, others JSON. Raises BadData."""
     placed = (each for file in files for each in (_columns(file) if file.suffix in _BINARY else _json(file)))
     found = list(islice(placed, first))
     rows = Rows((row for row, _ in found), source, [place for _, place in found])

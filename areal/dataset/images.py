@@ -132,8 +132,7 @@ def _too_large(place: str) -> BadImage:
 
 
 def decoded(data: bytes, place: str) -> Any:
-    """Return the image as an image of Pillow, turned as its EXIF data says. Raises BadImage before it takes memory for
-    one of more than ``MAX_PIXELS``."""
+    """Return Pillow's image, turned as EXIF says. Raises BadImage before it takes memory for too many pixels."""
     with _opened(io.BytesIO(data), place) as image:
         from PIL import ImageOps
 

@@ -50,8 +50,7 @@ class VisionProcessor:
 
     def prompt(self, messages: object, images: Sequence[bytes], tools: object = None, **variables: Any) -> list[int]:
         """Token ids of a chat with images. The part ``{"type": "image"}``, or ``<image>`` in a text, is its place;
-        without them, the images come before the text of the user's first message. Raises UsageFault, BadImage,
-        ConversationError."""
+        without them, images come first in the first user message. Raises UsageFault, BadImage, ConversationError."""
         text = self._text(messages, len(images), tools, variables)
         return list(self._processed(text, images)["input_ids"][0].tolist())
 
@@ -190,8 +189,7 @@ def image_features(model: Any, several: Sequence[Pixels], device: Any) -> list[T
 
 
 def embeddings(model: Any, input_ids: Tensor, vectors: Sequence[Tensor | None], token_id: int) -> Tensor:
-    """Return the decoder's inputs [B, T, hidden size] for ``input_ids`` [B, T], ``vectors`` at the first
-    placeholders."""
+    """Return the decoder's inputs [B, T, hidden size] for ``input_ids`` [B, T], ``vectors`` at the placeholders."""
     import torch
 
     embedded: Tensor = model.get_input_embeddings()(input_ids)

@@ -285,8 +285,7 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
 
 
 def _last_in_prose(text: str, doubt: bool = False) -> str | None:
-    """Return the last number or formula in prose. With ``doubt``, None if the words beside it mean that it is not the
-    answer, or only a part of it."""
+    """Return the last number or formula in prose; with ``doubt``, None if the words beside it make it no answer."""
     text = in_latex(text)
     found = [
         (match.end(), -match.start(), re.sub(r"(?<!\\)\$", "", inner))
@@ -324,8 +323,7 @@ def same_number(answer: str | None, right: str | None) -> bool:
 
 
 def as_number(text: str | None) -> Fraction | None:
-    """Return the value of a text that is one number, with separators, a currency or a unit, or a fraction. None for
-    others."""
+    """Return the value of one number, with separators, a currency or a unit, or a fraction. None for other texts."""
     return exact_number(_read(text)) if text else None
 
 
@@ -373,8 +371,7 @@ _LETTERS = re.compile(r"(?:\(?[A-J]\)?(?:\s*(?:[,;]|[,;]?\s*(?:&|\band\b))\s*|\s
 
 
 def choice_of(found: Formula) -> tuple[str, Formula]:
-    """Return the letters and the rest of an answer to a multiple-choice question, such as ``(C) 27``, or ``A, C``; the
-    letters are "" for another answer."""
+    """Return the letters of a multiple-choice answer, such as ``(C) 27`` or ``A, C``, and the rest; "" for others."""
     if re.fullmatch(r"[\d.]+\([A-J]\)|[})]\([A-J]\)", "".join(each.text for each in found[-4:])):
         found = (*found[-3:], *found[:-3])  # 27 (C)
     plain = render([each for each in found if each.text not in ("{", "}")])

@@ -122,8 +122,7 @@ def _is_consistent(answer: Relation) -> bool:
 
 
 def _same_group(answer: Items, right: Items) -> bool:
-    """Return whether two groups have the same items: tuples in order, sets and lists in any order. A set may repeat
-    one."""
+    """Return whether groups have the same items: tuples in order, sets and lists in any order. A set may repeat one."""
     brackets = {answer.brackets, right.brackets}
     first, second = _items(answer), _items(right)
     if brackets == {":"}:
@@ -177,8 +176,7 @@ def _items(group: Items) -> list[Node]:
 
 
 def _same_values_of(names: dict[str, Node], other: Items) -> bool:
-    """Return whether a group has the values of ``x = 2, y = 3``, as a tuple in the order of the names; those of
-    ``x_1``, ``x_2`` in any order in a list."""
+    """Return whether a group has the values of ``x = 2, y = 3`` in order; those of ``x_1``, ``x_2`` in any."""
     stems, brackets = {name.partition("_")[0] for name in names}, other.brackets
     if sum(isinstance(each, Relation) for each in other.items) > 1:  # y = 1, y = 2
         if stems != {getattr(each, "name", "") for each in other.items}:

@@ -264,8 +264,7 @@ def _is_other(annotation: Any, *, ids: bool) -> bool:
 
 
 def _alternatives(annotation: Any) -> Iterator[tuple[str, str]]:
-    """Yield the names of the types that an annotation allows, and of the type of each one's items, without modules and
-    None. Empty names: unknown."""
+    """Yield the names of the types, without modules and None, that an annotation allows, and of items; "": unknown."""
     if annotation is inspect.Signature.empty:
         return
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)

@@ -16,9 +16,8 @@ def math_verify_reward_fn(
     answer: Any = "",
     **data: Any,
 ) -> float:
-    """Compare formulas, sets, intervals, units and choices. The sizes of texts and numbers bound its work, and no
-    clock: the same texts have the same reward on a busy machine. Raises ImportError without mpmath, ValueError without
-    an answer."""
+    """Compare formulas, sets, intervals, units and choices. The size of texts bounds its work, not a clock: a busy
+    machine changes no reward. Raises ImportError without mpmath, ValueError without an answer."""
     right = right_answer(answer)
     found = final_answer(completions, in_words=all(each.kind == "w" for each in tokens(right[:LONGEST])))
     return float(found is not None and same_expression(found, right))

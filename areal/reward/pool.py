@@ -279,8 +279,7 @@ class AsyncRewardWrapper:
 
     async def each(self, calls: Sequence[Call]) -> list[float | Exception]:
         """Return the reward of every ``(args, kwargs)``, or what kept it. A function that takes no time to speak of is
-        called for all in one job, also for those that others ask for at the same moment: sending costs more than the
-        rewards."""
+        called for all in one job, also for those of others at the same moment: sending costs more than the rewards."""
         for args, kwargs in calls:
             self._parameters.check(args, kwargs)
         if self._local is None and self._longest_s * len(calls) <= _QUICK_S:

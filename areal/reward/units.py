@@ -88,8 +88,7 @@ PARTS = {name: i for i, name in enumerate(_PARTS, 2)} | {"quarter": 4, "hundredt
 
 
 def number_in_words(words: Sequence[str]) -> tuple[str, int]:
-    """Return the formula for ``two hundred and five``, ``two fifths``, ``two and a half``, and how many words it
-    has."""
+    """Return the formula for ``two hundred and five``, ``two fifths``, ``two and a half``, and the number of words."""
     total, below, last, i = 0, 0, "", 0
     for i, word in enumerate((*words, "")):
         if word in SCALES:

@@ -80,8 +80,7 @@ def _require_picklable(value: Any) -> None:
 
 
 def _error_text(error: BaseException) -> str:
-    """``ValueError: no such unit (rewards.py:12, in parse)``: the error, with its place in the user's code. A long text
-    is truncated."""
+    """``ValueError: no such unit (rewards.py:12, in parse)``: the error with its place in the user's code, bounded."""
     text = "".join(traceback.format_exception_only(error)).strip()
     return (text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}...") + where_raised(error, __file__)
 
@@ -104,8 +103,7 @@ def _function(target: FunctionTarget) -> Callable[..., Any]:
 
 @cache
 def _become_main(file: str) -> None:
-    """Load the parent's main script as ``__main__``, where pickles look up its names. Code guarded by
-    ``__name__ == "__main__"`` does not run."""
+    """Load the parent's main script as ``__main__``, where pickles look up its names, without what that name guards."""
     main = ModuleType("__main__")
     main.__dict__.update(runpy.run_path(file, run_name="__areal_main__"))
     sys.modules["__main__"] = main

@@ -95,8 +95,7 @@ def split_url(url: str) -> tuple[str, int, str, str]:
 
 
 def parse(data: bytes, *, ended: bool, most_bytes: int) -> tuple[int, bytes] | None:
-    """Return status and body of the answer in ``data``, or None if more bytes must arrive. Raises ValueError for a
-    malformed or truncated answer."""
+    """Return status and body; None if more bytes must arrive. Raises ValueError for a malformed or cut answer."""
     head, blank, body = data.partition(b"\r\n\r\n")
     if not blank:
         if ended or len(data) > _MOST_HEAD or not b"HTTP/".startswith(data[:5]):
@@ -148,8 +147,7 @@ class LivenessCheck:
     how long that may take (a model load takes minutes).
 
     Call ``tick`` with the time, and ``on_ready`` when ``interest`` is ready. ``failed``: the component must be ended.
-    ``due``: the time of the next ``tick``, the start of a probe or its timeout. ``healthy_since``: its first healthy
-    answer."""
+    ``due``: the time of the next ``tick``. ``healthy_since``: its first healthy answer."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         self._url = str(record["url"])

@@ -64,8 +64,7 @@ class PortOwner:
 
 
 def bind_error(port: int) -> OSError | None:
-    """Return the error of a server that listens on ``port``, on any address, now; None without one. TIME_WAIT is
-    ignored."""
+    """Return the error of a server that listens on ``port`` of any address now, or None. TIME_WAIT is ignored."""
     import socket
 
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
@@ -222,8 +221,7 @@ class LeaseDir:
         return lease
 
     def try_acquire(self, name: str, *, owner: str, uid: str = "", tries: int = 1) -> ResourceLease | None:
-        """Acquire ``name`` exclusively, or return None. More than one of ``tries`` outlasts a process that tests the
-        lease, which takes the lock for an instant."""
+        """Acquire ``name`` exclusively, or return None. Several ``tries`` outlast a test, which locks briefly."""
         fd = self._open(name)
         while not self._locked(name, fd):
             tries -= 1
@@ -240,8 +238,7 @@ class LeaseDir:
     def acquire_shared(self, name: str, *, owner: str, uid: str = "") -> tuple[ResourceLease, bool]:
         """Acquire ``name`` together with other runs of one owner and home. Return it, and whether we are the first.
 
-        The first holder locks exclusively, writes its name, and downgrades to a shared lock. The guard keeps two
-        different owners from both downgrading.
+        The first holder locks exclusively, writes its name, and downgrades, which the guard keeps two owners from.
         """
         with self._guard(name):
             for attempt in range(_PROBE_TRIES):
@@ -328,8 +325,7 @@ class LeaseDir:
             os.close(fd)
 
     def holding_pids(self, name: str) -> list[int]:
-        """Return the processes that have the lease's file open, as far as they may be inspected. For reports only: it
-        reads the descriptors of every process."""
+        """Return the processes that have the lease's file open, as far as they may be inspected. For reports: slow."""
         path = os.path.realpath(self._file(name))
         return [pid for pid in procfs.pids() if path in procfs.open_files(pid)]
 

@@ -6,8 +6,7 @@
     write "G"                              --> id.json, component, child.json
     read the ack                           <-- "A"
 
-If the caller dies before the "G", the gate closes: the shim exits with status 70 and nothing was started. If it dies
-later, the record is complete.
+If the caller dies before the "G", the shim exits with status 70, and nothing was started; later, all is recorded.
 
 To stop a run, the shim is asked to end its component within the grace period. A shim that takes longer is killed, and
 the kernel kills the component with it. In either case the session is swept afterwards, since engines leave workers

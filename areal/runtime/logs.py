@@ -171,8 +171,7 @@ class Place(NamedTuple):
 
 
 class PlacedLine(NamedTuple):
-    """A line. ``at``: seconds since the epoch, 0.0 if unknown. ``end``: the offset after it. ``cut``: the number of
-    characters left out at its end."""
+    """A line. ``at``: seconds since the epoch, 0.0 if unknown. ``end``: the offset after it. ``cut``: left out."""
 
     at: float
     text: str
@@ -252,8 +251,7 @@ def lines_before(paths: Sequence[str], end: Place, count: int, matches: Matches,
 
 
 def lines_after(paths: Sequence[str], start: Place | None, matches: Matches, *, most_bytes: int, ended: bool) -> Newer:
-    """Return the matching lines after ``start``, from at most ``most_bytes``. If ``start`` is None or was rotated away,
-    begin with the oldest line kept."""
+    """Return the matching lines after ``start``, from at most ``most_bytes``; None or rotated away: from the oldest."""
     files = [(path, found.st_ino, found.st_size) for path in paths if (found := stat_of(path)) is not None]
     inodes = [inode for _, inode, _ in files]
     first = inodes.index(start.inode) if start is not None and start.inode in inodes else 0

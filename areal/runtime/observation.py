@@ -170,8 +170,7 @@ def _dead(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
 
 
 def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
-    """Return the state of a run whose shim lives. If the component's record is lost, it is the state of the process.
-    Raises one of DAMAGED if there is none."""
+    """Return the state of a run whose shim lives; without its record, of the process. Raises one of DAMAGED."""
     component = None
     try:
         state = _recorded(folder, spec, identity)

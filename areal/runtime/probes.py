@@ -148,8 +148,7 @@ def wait_ready(
     """Return the run's state once it is ready. ``on_wait`` is called between tries with the seconds waited so far;
     ``accept`` decides whether a probe's answer is good. ``beside``: a run that this one waits for.
 
-    Raises TargetFailed if either of the two has died since the wait began, TimedOut at the deadline, KeyboardInterrupt
-    once ``interrupted`` is set.
+    Raises TargetFailed if one of the two has died since, TimedOut, and KeyboardInterrupt once ``interrupted`` is set.
     """
     began = time.monotonic()
     interrupted = interrupted or threading.Event()
@@ -240,8 +239,7 @@ def _obstacle(
 
 
 def _wrong_responder(state: RunState, response: ProbeResponse) -> str:
-    """Return a message if another process answered: another listener, or a predecessor that shares the port. Processes
-    of other machines cannot be checked."""
+    """Return a message if another process of this machine answered: another listener, or one that shares the port."""
     from areal.runtime.leases import port_owner, session_listens
 
     assert state.shim_pid is not None and state.spec.url is not None

@@ -53,8 +53,7 @@ def write_json(folder: str, name: str, value: object, *, durable: bool = True) -
 
 
 def read_object(folder: str, name: str) -> dict[str, Any] | None:
-    """Return the file's JSON object; None when there is no such file. Raises ValueError when it holds no JSON object,
-    OSError when it cannot be read."""
+    """Return the file's JSON object; None without a file. Raises ValueError for other content, OSError."""
     try:
         value = parse_json(read_bytes(f"{folder}/{name}"))
     except FileNotFoundError:

@@ -75,8 +75,7 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """Return the input of a custom tool from the model's arguments, which may be cut; what is not an object with that
-    text is the input itself."""
+    """Return a custom tool's input from the model's arguments; what is no object with that text is the input itself."""
     try:
         value = from_json(arguments, allow_partial="trailing-strings")["input"]
     except (ValueError, KeyError, TypeError):

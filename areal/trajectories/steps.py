@@ -67,8 +67,7 @@ class SampleSummary:
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """The samples of one prompt. ``spread``: the standard deviation of their rewards; without it (0, and several
-    samples) the group has no gradient."""
+    """The samples of a prompt. ``spread``: the standard deviation of their rewards; at 0 the group has no gradient."""
 
     name: str
     samples: tuple[SampleSummary, ...]

@@ -150,8 +150,7 @@ def compared_keys(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def decoder_of(home: Home, job: StoredObject) -> TokenDecoder | None:
-    """Return the decoder of the tokenizer that the job's configuration names; None if it is not on this machine, and
-    tokens are shown by their ids."""
+    """Return the decoder of the job's tokenizer; None if it is not on this machine: tokens are shown as ids."""
     try:
         config = config_of(home.jobs / job.name)
         actor = config.get("actor")

@@ -149,8 +149,7 @@ Level = Literal["batch", "group"]
 
 @dataclass
 class MicroBatchSpec:
-    """Micro-batches: at least ``n_mbs`` parts, each a multiple of ``granularity`` sequences, of at most
-    ``max_tokens_per_mb`` tokens."""
+    """Micro-batches: at least ``n_mbs``, of ``granularity`` sequences or a multiple, at most ``max_tokens_per_mb``."""
 
     n_mbs: Annotated[int | None, COUNT] = 1
     granularity: Annotated[int, COUNT] = 1
@@ -165,8 +164,7 @@ class MicroBatchSpec:
 @dataclass
 class NormConfig:
     """Normalization. ``mean_level``: the rows whose mean is subtracted; ``std_level``: the rows by whose standard
-    deviation values are divided; None disables either. ``mean_leave1out``: a sample's mean is that of the others
-    (RLOO)."""
+    deviation values are divided; None: off. ``mean_leave1out``: a sample's mean is that of the others (RLOO)."""
 
     mean_level: Level | None = "batch"
     mean_leave1out: bool = False
@@ -220,8 +218,7 @@ class RejectionSamplingConfig:
 
 @dataclass
 class OptimizerConfig:
-    """The optimizer and its learning rate schedule. ``warmup_steps_proportion`` is a fraction of all steps,
-    ``min_lr_ratio`` a fraction of ``lr``."""
+    """The optimizer and its schedule. ``warmup_steps_proportion``: of all steps; ``min_lr_ratio``: of ``lr``."""
 
     type: Literal["adam", "sgd", "adam_bf16"] = "adam"
     lr: Annotated[float, NOT_NEGATIVE] = 1e-3

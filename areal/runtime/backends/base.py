@@ -311,8 +311,7 @@ class Backend(RunControl, Protocol):
     host: str
 
     def capacity(self) -> Capacity:
-        """Free GPUs, and who holds the busy ones that no run of areal holds. May take a second: it is asked for plans
-        that start or stop something."""
+        """Free GPUs, and who holds the busy ones that no run of areal holds. May take a second."""
         ...
 
     def require_possible(

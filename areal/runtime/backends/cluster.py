@@ -273,9 +273,8 @@ class ClusterBackend(Backend, ABC):
 
     @abstractmethod
     def submit(self, spec: RunSpec, folder: str) -> Job | None:
-        """Submit the job that runs the node program for the run's folder, under the run's uid. Do nothing if the
-        scheduler already has a job with that name. Return the job if the scheduler's answer contains it. Raises
-        ArealError with the scheduler's message."""
+        """Submit the job that runs the node program, under the run's uid, unless the scheduler has one of that name.
+        Return the job if its answer has it. Raises ArealError with the scheduler's message."""
 
     @abstractmethod
     def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:

@@ -9,8 +9,7 @@ scheduler has requeued begins again from the unplaced intent; the life lock keep
 With ``--watch`` (a scheduler that cannot signal the shim alone) the file ``kick`` in the run's folder does what SIGUSR1
 does, and ``stop.json`` what SIGTERM does.
 
-``python -m areal.runtime.backends.node --address`` prints the node's address, for a job of several nodes, whose script
-runs on the first: ``AREAL_FIRST_NODE``.
+``python -m areal.runtime.backends.node --address`` prints the node's address, for ``AREAL_FIRST_NODE`` of a job.
 """
 
 from __future__ import annotations
@@ -176,8 +175,7 @@ def require_free_ports(spec: base.RunSpec, address: str) -> None:
 def supervise(
     folder: str, spec: base.RunSpec, life: int, environ: Mapping[str, str], watched: str | None = None
 ) -> int:
-    """Start the shim and wait for its end. Return the component's exit status, or 0 if it was stopped. ``watched``: the
-    run's folder, in which files are orders."""
+    """Start the shim, and return the component's exit status, or 0 if stopped. ``watched``: a folder of orders."""
     shim = fork_shim(spec.uid, folder, [life], {**environ, PARENT_VARIABLE: str(os.getpid())})
     os.close(life)
 

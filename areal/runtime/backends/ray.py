@@ -209,8 +209,7 @@ class RayBackend(ClusterBackend):
         api.submit(ray_job.job_request(spec, folder, self._home_id(), working_dir))
 
     def _home_id(self) -> str:
-        """Return a random name of this $AREAL_HOME: its path may be another home's on another machine. A copy of the
-        home gets one of its own."""
+        """Return a random name of this $AREAL_HOME, whose path may be another home's elsewhere. A copy gets its own."""
         if name := self._read_home_id():
             return name
         self._folder_of_cluster.mkdir(mode=0o700, parents=True, exist_ok=True)

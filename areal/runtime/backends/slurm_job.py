@@ -1,5 +1,4 @@
-"""A run in Slurm's words, and these as values: the script, options of ``sbatch``, answers of ``squeue`` and ``sacct``.
-Pure.
+"""A run in Slurm's words, and these as values: script, ``sbatch`` options, answers of ``squeue`` and ``sacct``. Pure.
 
 squeue's JSON differs between versions: Slurm 22.05 has plain values, 23.02 and later write a state as a list and a
 number as ``{"set": true, "infinite": false, "number": 5}``. Both are read; what is missing is left empty.
@@ -195,8 +194,7 @@ class SlurmJob:
 
 
 def parse_squeue(text: str) -> list[SlurmJob]:
-    """Return the jobs of ``squeue --json``. Raises ValueError with Slurm's words where it says that it could not look:
-    it ends with status 0 then too."""
+    """Return the jobs of ``squeue --json``. Raises ValueError where it could not look: its status is 0 then too."""
     answer = json.loads(text)
     if not isinstance(answer, Mapping):
         raise ValueError("squeue --json is not an object")

@@ -115,8 +115,7 @@ def _cause(home: HomeView, ref: Ref) -> str:
 
 
 def ask_all(view: ViewContext, kind: str, ask: Callable[[Ref, GatewayClient], T], timeout_s: float) -> list[Asked]:
-    """Return what ``ask`` returns for each service of a kind that runs, asked together; of a remote gateway for that
-    one. A failure hides no other service."""
+    """Ask each service of a kind that runs at the same time, or the remote gateway. A failure hides no other."""
 
     def one(ref: Ref) -> Asked:
         try:

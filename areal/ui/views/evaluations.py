@@ -1,5 +1,4 @@
-"""``/evaluations``: the evaluations of ``areal eval`` in this home; the prompts of one beside those of another; the
-samples of one prompt in both."""
+"""``/evaluations``: the evaluations of ``areal eval``; the prompts of one beside those of another; samples."""
 
 from __future__ import annotations
 

@@ -128,8 +128,7 @@ class PairRoutes:
         return ended or self._store.own
 
     def _ended(self, key: str) -> AgentJournal | None:
-        """Return the journal of the ended session with this key, or None if the key is unknown. Raises 421 for a key of
-        a journal that this process does not serve."""
+        """Return the journal of the ended session with this key, or None. Raises 421 for another process's journal."""
         tag = tag_of_key(key)
         if tag is None:
             return self._store.holder_of_digest(key_digest(key.encode()))
@@ -142,8 +141,7 @@ class PairRoutes:
         return held[0].sessions[held[1]] if held is not None else None
 
     def _named(self, request: Request) -> SessionEntry:
-        """Return the open session that the path names. Raises 400, 404, 410, and 421 for a session of a journal that
-        this process does not serve."""
+        """Return the open session that the path names. Raises 400, 404, 410, and 421 for another process's journal."""
         key = request.match_info["key"]
         if not agents.is_session_key(key):
             raise bad_request("this is no session key", param="session_key")

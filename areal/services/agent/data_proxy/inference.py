@@ -118,8 +118,7 @@ class RlSessions:
             raise ApiError(401, message, code="invalid_session_api_key", param="session_api_key")
 
     async def start(self, metadata: Mapping[str, object]) -> RlSession | None:
-        """Start an RL session. Return None without an inference service. Raises 502 if the start is refused, 503 if the
-        inference service does not answer."""
+        """Start an RL session; None without an inference service. Raises 502 if it refuses, 503 if it is silent."""
         if self._access is None:
             return None
         task = metadata.get("task_id")

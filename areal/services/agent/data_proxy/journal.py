@@ -116,8 +116,7 @@ class TurnRequestKey:
 
 
 class AgentJournal(storage.Journal):
-    """A journal of agent sessions; open it with ``open_agent_journal``. ``sessions``: the open sessions by number,
-    least recently used first."""
+    """A journal of agent sessions, from ``open_agent_journal``. ``sessions``: the open ones, least used first."""
 
     def __init__(self, folder: storage.JournalFolder, db: sqlite3.Connection, tag: str) -> None:
         super().__init__(folder, db, tag)

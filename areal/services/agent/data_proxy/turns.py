@@ -279,8 +279,7 @@ class TurnRunner:
         return turn
 
     def leave(self, session: SessionEntry, turn: SessionTurn, caller: TurnCaller) -> None:
-        """Remove a disconnected caller, and its message if the turn still waits. A turn without callers and without
-        Idempotency-Keys is cancelled."""
+        """Remove a caller, and its message if the turn waits. One without callers and Idempotency-Keys is cancelled."""
         queue = self._queues.get(session)
         if caller not in turn.callers:
             return

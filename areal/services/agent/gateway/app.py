@@ -294,8 +294,7 @@ class ResponsesAnswer(TurnAnswer):
 
 
 class CompletionAnswer(TurnAnswer):
-    """The answer as a chat completion. ``_sent_text``: the deltas. ``_passed_on``: the agent's own stream is the
-    answer."""
+    """The answer as a chat completion. ``_sent_text``: the deltas. ``_passed_on``: the answer is the agent's stream."""
 
     _head: Mapping[str, object]
     _passed_on = False

@@ -128,8 +128,7 @@ class AgentSessions:
     _starting: dict[str, asyncio.Task[OpenedSession]] = field(default_factory=dict, init=False)
 
     def model_access(self, data: Mapping[str, object]) -> agents.ModelAccess | None:
-        """Return the caller's own RL session, if the request names one. Raises 400 if it is incomplete, or if its
-        inference service is not configured."""
+        """Return the caller's own RL session, if any. Raises 400 if it is incomplete, or not configured."""
         if all(data.get(name) is None for name in ROUTING_FIELDS):
             return None
         given = body_as(Routing, data)

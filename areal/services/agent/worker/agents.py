@@ -77,8 +77,7 @@ def use_import_path(folders: Sequence[str]) -> None:
 
 
 def import_agent(path: str) -> Any:
-    """Import the agent, with the working folder on the import path. Raises ArealError, with the last lines of the
-    traceback if the module raises."""
+    """Import the agent, also from the working folder. Raises ArealError with the last lines of a traceback."""
     add_import_folder(Path.cwd())
     try:
         return load_attr(path, "agent", broken=ArealError)

@@ -143,8 +143,7 @@ def _failure(error: BaseException) -> tuple[Failure, str]:
 
 
 def _error_line(error: BaseException) -> str:
-    """Return the message of an error (of an exception group, of its first error), with the innermost line of the
-    agent's own code, if any."""
+    """Return the message of an error (of a group, of its first), with the innermost line of the agent's code."""
     frames = traceback.extract_tb(error.__traceback__)
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -280,8 +280,7 @@ class WeightStager(Protocol):
     """An engine that prepares new weights while it generates, so that the pause is short."""
 
     async def stage_weights(self, source: str | Broadcast, version: int) -> None:
-        """Stage weights from a folder or a broadcast. The served weights do not change. Raises EngineError as
-        ``TokenEngine.load_weights`` does."""
+        """Stage weights; the served ones do not change. Raises EngineError as ``TokenEngine.load_weights`` does."""
 
     async def load_staged(self, version: int) -> None:
         """Serve the weights that were staged as ``version``; see ``TokenEngine.load_weights``."""

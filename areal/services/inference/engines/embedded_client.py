@@ -25,8 +25,7 @@ _NO_STAGING = "this engine stages no weights"
 
 
 class EmbeddedClient(transport.EngineClient):
-    """The client of the embedded engine. Support for ``response_format`` depends on the packages installed with the
-    engine; ``state`` detects it."""
+    """The client of the embedded engine. ``state`` detects ``response_format``, which depends on its packages."""
 
     group_form = "plain"
 

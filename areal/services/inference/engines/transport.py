@@ -326,8 +326,7 @@ class EngineClient(ABC):
         self._forget_engine()
 
     async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        """Pass a stream's deltas to ``sink`` in a callback of the loop, merged over a short window; a whole answer's at
-        its end."""
+        """Pass deltas to ``sink`` in a callback of the loop, merged over a short window; whole answers at their end."""
         path, body, reader = self._request(call)
         is_whole, data = not body["stream"], orjson.dumps(body, default=array.tolist)  # prompts may be arrays
 

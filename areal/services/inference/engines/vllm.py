@@ -247,8 +247,7 @@ class VllmClient(transport.EngineClient):
         await self._call_workers("areal_forget", {"group": name})
 
     async def _run_on_workers(self, method: str, order: Mapping[str, object]) -> None:
-        """Run a long operation on the workers during generation, polling until it is done. Cancelled with its
-        caller."""
+        """Run a long operation on the workers during generation; poll until it is done. Cancelled with its caller."""
         try:
             states = await self._call_workers(method, order)
             async with asyncio.timeout(transport.LOAD_S):

@@ -72,8 +72,7 @@ class RequireKey:
 
 
 class Worker:
-    """Mixed into vLLM's worker and called over ``/collective_rpc``. Methods that load weights return None, or the
-    reason why the old weights stay."""
+    """Mixed into vLLM's worker, called over ``/collective_rpc``. Loading returns None, or why the old weights stay."""
 
     def areal_load_weights(self, path: str) -> str | None:
         refusal = _refusal(self._areal_served, _of_folder(path)) if _files(path) else f"{path} holds no weights"
