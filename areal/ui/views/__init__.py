@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from areal.client.gateway import GatewayClient
 from areal.dataclasses import dataclass, field, replace
@@ -21,9 +21,6 @@ from areal.reconcilers.usage import service_key
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, Ref, check_name, resolve_kind
 from areal.state.home import Home
 from areal.state.objects import ObjectStore
-
-if TYPE_CHECKING:
-    from areal.ui.views.action import Actions
 
 T = TypeVar("T")
 SERVICES = (INFERENCE_SERVICE, AGENT_SERVICE)
@@ -40,13 +37,13 @@ class RemoteGateway(NamedTuple):
 @dataclass(frozen=True)
 class ViewContext:
     """``query``: the parameters of the request, path parameters of the page among them. ``body``: of a POST.
-    ``remote``: asked instead of the home. ``actions``: None where the page may change nothing."""
+    ``remote``: asked instead of the home. ``actions``: ``Actions``, where the page may change something."""
 
     home: Home
     query: Mapping[str, str] = field(default_factory=dict)
     body: object = None
     remote: RemoteGateway | None = None
-    actions: Actions | None = None
+    actions: Any = None
 
     def need(self, name: str) -> str:
         """Return the parameter. Raises UsageFault without it."""

@@ -160,7 +160,7 @@ def marks(view: ViewContext) -> Marks:
 
 
 def _actions(view: ViewContext) -> Actions:
-    assert view.actions is not None  # the route exists with it only
+    assert isinstance(view.actions, Actions)  # the route exists with it only
     return view.actions
 
 
