@@ -1,13 +1,5 @@
 """The worker of an agent service: loads one agent, and runs its turns.
 
-turn            the events of a turn, and the conversion of an agent's result
-agents          the forms of an agent: contract, functions, workflows
-command         an agent that is a program
-openai_agents   an agent of the OpenAI Agents SDK
-tools           tools of MCP servers
-agent_loop      the event loop of the agent's code, on a thread of its own
-app             the worker's routes and its process
-
 The setting ``agent`` names one of
 
 - a class with ``run(request, *, emitter)`` (``areal.api.agent``), constructed with ``kwargs``; or an instance of one

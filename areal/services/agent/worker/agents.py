@@ -22,7 +22,6 @@ from areal.files import parse_json
 from areal.loading import add_import_folder, load_attr
 from areal.reward.functions import is_async
 from areal.services.agent.worker.agent_loop import is_own_code
-from areal.services.agent.worker.tools import ThreadTool
 from areal.services.agent.worker.turn import Emitter, ThreadEmitter, WorkerTurn, rewarded, waited
 from areal.wire.processes import AgentWorkerConfig
 
@@ -85,6 +84,20 @@ def import_agent(path: str) -> Any:
         if error.detail is None or error.__cause__ is None:
             raise
         raise ArealError(f"{error.message}\n{_own_lines(error.__cause__)}", hint=error.hint) from error
+
+
+@dataclass(frozen=True)
+class ThreadTool:
+    """A tool for an agent that is not async: ``call`` is synchronous. Call it from threads other than the loop's."""
+
+    tool: Tool
+    loop: asyncio.AbstractEventLoop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tool, name)
+
+    def call(self, arguments: Mapping[str, object]) -> str:
+        return asyncio.run_coroutine_threadsafe(self.tool.call(arguments), self.loop).result()
 
 
 def make_agent(path: str, found: Any, kwargs: Mapping[str, object], tools: Sequence[Any] | None) -> AgentAdapter:

@@ -12,12 +12,15 @@ import threading
 import time
 import traceback
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from areal.api.agent import AgentRequest
+from areal.api.agent import AgentRequest, Tool
 from areal.client.errors import Blame
+from areal.errors import UsageFault
 from areal.http import tracing
+from areal.installation import install_command
 from areal.rollout.failures import cause_of
 from areal.services.agent.worker.agent_loop import AgentLoop, is_own_code, place_of
 from areal.services.agent.worker.agents import (
@@ -28,7 +31,6 @@ from areal.services.agent.worker.agents import (
     openai_agent,
 )
 from areal.services.agent.worker.command import command_agent
-from areal.services.agent.worker.tools import mcp_tools
 from areal.services.agent.worker.turn import AgentFailed, WorkerTurn
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
@@ -216,13 +218,21 @@ def late_threads() -> list[threading.Thread]:
     return [thread for thread, since in abandoned_threads.items() if time.monotonic() - since > _LATE_S]
 
 
+def _connected(config: AgentWorkerConfig) -> AbstractAsyncContextManager[list[Tool]]:
+    try:
+        from areal.services.agent.worker.tools import mcp_tools
+    except ModuleNotFoundError as error:
+        raise UsageFault("tools: the package mcp is not installed", hint=install_command("agents")) from error
+    return mcp_tools(config.tools, config.connect_timeout)
+
+
 @contextlib.asynccontextmanager
 async def _made(config: AgentWorkerConfig, found: Any) -> AsyncIterator[AgentAdapter]:
     """Construct the agent and connect its tools. Enter it on the agent's loop."""
     if config.agent is None:
         yield command_agent(config.command, config.tools)
         return
-    async with mcp_tools(config.tools, config.connect_timeout) if config.tools else contextlib.nullcontext() as tools:
+    async with _connected(config) if config.tools else contextlib.nullcontext() as tools:
         if is_openai_agent(found):
             yield openai_agent(found, config.kwargs or {}, tools)
         else:

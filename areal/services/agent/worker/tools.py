@@ -1,28 +1,34 @@
 """Tools of MCP servers, through the ``mcp`` package. Each server is connected before the agent is constructed, and
 again whenever its connection ends; calls wait for the connection. A call that a server does not answer fails and is
-not retried, because the server may have executed it."""
+not retried, because the server may have executed it. One over HTTP is called at the very addresses that were checked:
+a name may lead elsewhere the next time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import logging
 import os
+import socket
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import anyio
+import httpx2
+from mcp import Client, StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
 
 from areal.api.agent import Tool, ToolError
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, UsageFault
 from areal.http import tracing
-from areal.installation import install_command
+from areal.resources.addresses import refusal
 from areal.services.http.tasks import background
 from areal.wire.stage import report_stage
-
-if TYPE_CHECKING:
-    from mcp import Client
 
 _MOST_PAGES = 1000  # of one server's list of tools
 _AGAIN_S = 1.0
@@ -45,20 +51,6 @@ class McpTool:
         about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": self.name}
         with tracing.span(f"execute_tool {self.name}", about, "client"):
             return await self.server.call(self.name, arguments)
-
-
-@dataclass(frozen=True)
-class ThreadTool:
-    """A tool for an agent that is not async: ``call`` is synchronous. Call it from threads other than the loop's."""
-
-    tool: Tool
-    loop: asyncio.AbstractEventLoop
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tool, name)
-
-    def call(self, arguments: Mapping[str, object]) -> str:
-        return asyncio.run_coroutine_threadsafe(self.tool.call(arguments), self.loop).result()
 
 
 class McpConnection:
@@ -88,8 +80,6 @@ class McpConnection:
             await asyncio.sleep(_AGAIN_S)
 
     async def _connection(self) -> None:
-        from mcp import Client
-
         self._lost.clear()
         self._doing = "answer"
         try:
@@ -116,8 +106,6 @@ class McpConnection:
         return await asyncio.shield(self._client)
 
     def _transport(self) -> AbstractAsyncContextManager[Any]:
-        from mcp import StdioServerParameters, stdio_client
-
         if self._url is not None:
             return _over_http(self._url)
         program, *arguments = self._command
@@ -161,15 +149,61 @@ class McpConnection:
         return "\n".join(parts)
 
 
+async def checked_addresses(url: httpx2.URL) -> list[str]:
+    """Return the addresses of the host. Raises ToolError if one of them is one that no request may be sent to."""
+    found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(each[0]) for *_, each in found))
+    for address in addresses:
+        if (why := refusal(ipaddress.ip_address(address.partition("%")[0]), allow_private=True)) is not None:
+            raise ToolError(f"{url.host} {why}")
+    return addresses
+
+
+class PinnedTransport(httpx2.AsyncBaseTransport):
+    """Sends each request to a checked address of its host; the server sees, and TLS checks, the host's name."""
+
+    def __init__(self) -> None:
+        self._inner = httpx2.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        *others, last = await checked_addresses(request.url)
+        for address in others:
+            try:
+                return await self._inner.handle_async_request(_pinned(request, address))
+            except httpx2.ConnectError:
+                continue  # nothing was sent
+        return await self._inner.handle_async_request(_pinned(request, last))
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def _pinned(request: httpx2.Request, address: str) -> httpx2.Request:
+    return httpx2.Request(
+        request.method,
+        request.url.copy_with(host=address),
+        headers=request.headers,
+        stream=request.stream,
+        extensions={**request.extensions, "sni_hostname": request.url.host},
+    )
+
+
+async def _check(request: httpx2.Request) -> None:
+    await checked_addresses(request.url)
+
+
+def open_client(url: str, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
+    """Return a client for one server. Behind a proxy, which resolves the name itself, the name is checked here too."""
+    parts = httpx2.URL(url)
+    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.host):
+        return httpx2.AsyncClient(timeout=timeout, event_hooks={"request": [_check]})
+    return httpx2.AsyncClient(timeout=timeout, transport=PinnedTransport())
+
+
 @contextlib.asynccontextmanager
 async def _over_http(url: str) -> AsyncIterator[Any]:
     """Yield the streams of a server over HTTP, no request of which goes to an address of credentials. The package
     follows redirects within the server's origin alone."""
-    import httpx2
-    from mcp.client.streamable_http import streamable_http_client
-
-    from areal.services.agent.worker.pinned import open_client
-
     async with open_client(url, httpx2.Timeout(_REQUEST_S, read=_SILENCE_S)) as http:
         async with streamable_http_client(url, http_client=http) as streams:
             yield streams
@@ -180,8 +214,6 @@ async def _watched(
     transport: AbstractAsyncContextManager[Any], lost: Callable[[], None]
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Yield the streams of ``transport``. ``lost`` is called when the server closes it, before pending calls fail."""
-    import anyio
-
     async with transport as (read, write), anyio.create_task_group() as group:
         send, receive = anyio.create_memory_object_stream[Any](0)
 
@@ -201,10 +233,6 @@ async def _watched(
 @contextlib.asynccontextmanager
 async def mcp_tools(configured: Sequence[Mapping[str, Any]], timeout_s: float) -> AsyncIterator[list[Tool]]:
     """Connect all servers for the body, each within ``timeout_s``, and yield their tools. Raises ArealError."""
-    try:
-        import mcp  # noqa: F401
-    except ImportError as error:
-        raise UsageFault("tools: the package mcp is not installed", hint=install_command("agents")) from error
     async with AsyncExitStack() as stack:
         tools: dict[str, Tool] = {}
         for each in configured:

@@ -15,7 +15,7 @@ pytest.importorskip("httpx2")
 import httpx2
 
 from areal.api.agent import ToolError
-from areal.services.agent.worker.pinned import open_client
+from areal.services.agent.worker.tools import open_client
 
 HOST = "tools.example"
 TIMES = httpx2.Timeout(10.0)

@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+pytest.importorskip("mcp")
+
 from areal.api.agent import ToolError
 from areal.client.command import free_port
 from areal.services.agent.worker.tools import mcp_tools
