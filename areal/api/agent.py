@@ -55,17 +55,14 @@ class EventEmitter(Protocol):
 
     async def emit_delta(self, text: str) -> None:
         """Emit text. The text before a tool call is part of the same chat message as the call."""
-        ...
 
     async def emit_tool_call(self, name: str, args: str | Mapping[str, Any], call_id: str | None = None) -> None:
         """Emit a tool call. ``args``: the model's text unchanged, valid JSON or not; or a mapping. ``call_id``: the
         model's; None generates one."""
-        ...
 
     async def emit_tool_result(self, name: str, result: Any, call_id: str | None = None) -> None:
         """Emit the result of the call ``call_id``; None: of the oldest call of ``name`` without a result. A result that
         is not a string is serialized as JSON."""
-        ...
 
 
 class Tool(Protocol):
@@ -83,7 +80,6 @@ class Tool(Protocol):
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         """Call the tool. Returns the result's text. Raises ToolError if the tool or the call of its server fails."""
-        ...
 
 
 class ToolError(Exception):

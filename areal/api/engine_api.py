@@ -55,15 +55,12 @@ class InferenceEngine(Protocol):
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
         """Return one sample. Each token has its log-probability and the version of the weights that sampled it. If the
         weights are updated meanwhile, the sample has tokens of two versions. Raises ClientError."""
-        ...
 
     async def start_sessions(self, count: int = 1) -> AsyncGroup:
         """Start recorded sessions for this episode. The calls with a session's key can be exported as training rows."""
-        ...
 
     def get_version(self) -> int:
         """Return the version of the weights that the trainer published last."""
-        ...
 
 
 class NonFinite(ArealError):
@@ -93,7 +90,6 @@ class VisionEngine(Protocol):
         """Set the images of the following batches. ``images`` int64 [B] is a column of the batches and contains the
         numbers of images, 0 for none. ``batch`` contains the rows of all following batches. Raises UsageFault for
         images that the model does not support, and for prompts whose images are missing."""
-        ...
 
 
 class TrainEngine(Protocol):
@@ -136,58 +132,47 @@ class TrainEngine(Protocol):
     @property
     def is_trained(self) -> bool:
         """Whether the engine has an optimizer (``config.optimizer``). A reference has none: no checkpoint has it."""
-        ...
 
     @property
     def vocab_size(self) -> int:
         """The number of rows of the embedding. Every token id is smaller."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the computation (``config.dtype``), in which weights are also published and saved."""
-        ...
 
     def train_batch(self, batch: Batch, loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
         """Make one optimizer step with this rank's rows: learning rate schedule, gradient, clipping to
         ``gradient_clipping``, update. ``steps`` increases by one. Raises, before anything has changed, NonFinite if the
         loss or gradient is NaN or infinite, and UsageFault if the engine is not trained."""
-        ...
 
     def eval_batch(self, batch: Batch, loss_fn: LossFn, loss_weight_fn: WeightFn) -> float:
         """Return the loss as ``train_batch`` computes it, over all ranks, but without gradients and without dropout."""
-        ...
 
     def forward(self, batch: Batch, of: Callable[[TokenOutputs, Any], torch.Tensor]) -> torch.Tensor:
         """Return the results of ``of(outputs, micro-batch)``, which are [b, t] or [b], for every row of ``batch`` in
         order: [B, T] padded with zeros, or [B], on the engine's device. No gradients, no dropout."""
-        ...
 
     def next_token_logprobs(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities of the token after ``input_ids`` [T], float32 [V] on the CPU, at temperature 1.
         The weights that inference engines serve are verified against them."""
-        ...
 
     def named_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, whole tensor) of every weight, as in a Hugging Face checkpoint of the model, always in the same
         order. Tensors are gathered from all ranks, LoRA adapters are merged into their base weights, and a tied head is
         omitted. The dtype is that of the master weights, or ``dtype``. Every rank must consume all of them. Each tensor
         is valid until the next one is requested, and may be on any device."""
-        ...
 
     def save_model(self, folder: Path, tokenizer: str = "") -> None:
         """Write a Hugging Face folder that ``from_pretrained`` reads, in ``dtype``. It replaces the content of
         ``folder`` as a whole or not at all. The first rank writes. ``tokenizer``: a folder or an id of the hub whose
         tokenizer is copied. Raises OSError on the first rank."""
-        ...
 
     def save_checkpoint(self, folder: Path) -> None:
         """Write everything that a resumed run needs into ``folder``, which belongs to this engine and does not exist
         yet: weights, optimizer, ``steps``, ``version`` and torch's random state. Any number of ranks can read it. File
         names of rank N begin with ``__N_``; other files are the first rank's. Raises OSError."""
-        ...
 
     def load_checkpoint(self, folder: Path) -> None:
         """Read a folder that ``save_checkpoint`` wrote, with any number of ranks. Raises CheckpointUnreadable;
         afterwards the engine must load another checkpoint or be discarded."""
-        ...

@@ -51,7 +51,6 @@ class AgentWorkflow(Protocol):
     async def run(self, data: dict[str, Any], **extra_kwargs: Any) -> Reward:
         """Run an episode and return its reward. ``extra_kwargs``: ``base_url`` and ``api_key`` of the episode's
         session, ``model``, and, if httpx is installed, ``http_client`` (a shared ``httpx.AsyncClient``)."""
-        ...
 
 
 @runtime_checkable
@@ -60,11 +59,9 @@ class Environment(Protocol):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start the episode. Returns the first observation, and info. ``options`` is the row of the data set."""
-        ...
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take an action. Returns observation, reward, terminated, truncated, info."""
-        ...
 
     def close(self) -> None: ...
 
@@ -74,7 +71,6 @@ class ChatModel(Protocol):
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
         """Sample a chat completion. Returns OpenAI's response."""
-        ...
 
 
 @runtime_checkable
@@ -83,4 +79,3 @@ class Agent(Protocol):
 
     async def act(self, observation: Any, model: ChatModel) -> Any:
         """Choose the next action, with any number of model calls."""
-        ...

@@ -25,17 +25,7 @@ from typing import Any, Self
 from urllib.parse import quote
 from uuid import uuid4
 
-from areal.client.errors import (
-    CallerError,
-    ClientError,
-    ConnectionLost,
-    DeadlineExceeded,
-    InfrastructureError,
-    Overloaded,
-    ServiceError,
-    Unreachable,
-    error_of_answer,
-)
+from areal.client import errors
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError
 from areal.http.client import CallFailed, Connection, HttpClient, HttpReply, NotConnected, PendingCall, parse_address
@@ -63,7 +53,7 @@ class RetryPolicy:
     first_s: float = 0.1
     longest_s: float = 4.0
 
-    def pause_s(self, attempt: int, error: ClientError, *, repeatable: bool, jitter: float) -> float | None:
+    def pause_s(self, attempt: int, error: errors.ClientError, *, repeatable: bool, jitter: float) -> float | None:
         """Return seconds to wait before the next attempt, None to give up. ``attempt`` counts those made, from 1."""
         if attempt >= self.attempts or not may_repeat(error, repeatable=repeatable):
             return None
@@ -71,15 +61,15 @@ class RetryPolicy:
         return max(pause, error.retry_after_s or 0.0)
 
 
-def may_repeat(error: ClientError, *, repeatable: bool) -> bool:
-    if isinstance(error, DeadlineExceeded):
+def may_repeat(error: errors.ClientError, *, repeatable: bool) -> bool:
+    if isinstance(error, errors.DeadlineExceeded):
         return False  # the deadline is that of all attempts together
-    if isinstance(error, Unreachable | Overloaded):
+    if isinstance(error, errors.Unreachable | errors.Overloaded):
         return True
     if not repeatable:
         return False
-    return isinstance(error, InfrastructureError) or (
-        isinstance(error, ServiceError) and error.status not in _NEVER_AGAIN
+    return isinstance(error, errors.InfrastructureError) or (
+        isinstance(error, errors.ServiceError) and error.status not in _NEVER_AGAIN
     )
 
 
@@ -116,7 +106,7 @@ class Transport:
         try:
             parse_address(base_url)
         except ValueError as error:
-            raise CallerError(f"base_url: {error}") from error
+            raise errors.CallerError(f"base_url: {error}") from error
         self.base_url = base_url.rstrip("/")
         self._lookup = lookup
         self._lookup_lock = asyncio.Lock()
@@ -142,8 +132,8 @@ class Transport:
                     async with asyncio.timeout(deadline - time.monotonic()), self._free, self._pending(call) as answer:
                         reply = HttpReply(answer.status, answer.headers, await answer.whole())
                 return checked(reply, self._what(call))
-            except ClientError as error:
-                if isinstance(error, Unreachable) and await self._moved_from(base):
+            except errors.ClientError as error:
+                if isinstance(error, errors.Unreachable) and await self._moved_from(base):
                     attempt = 0
                 pause = self._retry.pause_s(attempt, error, repeatable=call.repeatable, jitter=random.random())
                 if pause is None or time.monotonic() + pause >= deadline:
@@ -196,7 +186,7 @@ class Transport:
                 try:
                     answer = await self._head(stack, call, timeout_s)
                     break
-                except Unreachable:
+                except errors.Unreachable:
                     await stack.aclose()
                     if not await self._moved_from(base):
                         raise
@@ -226,7 +216,7 @@ class Transport:
         try:
             return self._http.call(call.method, self.base_url, call.path, headers, body)
         except ValueError as error:
-            raise CallerError(f"{self._what(call)}: {error}") from error
+            raise errors.CallerError(f"{self._what(call)}: {error}") from error
 
     def _failures(self, call: HttpCall) -> contextlib.AbstractContextManager[None]:
         return failures(self._what(call), self._timeout_s if call.timeout_s is None else call.timeout_s)
@@ -284,15 +274,15 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
         cause = error.__cause__
         if isinstance(cause, ssl.SSLError):
             trust = "SSL_CERT_FILE=FILE names the certificates to trust"
-            raise Unreachable(f"{what}: TLS failed: {cause}", hint=trust) from error
+            raise errors.Unreachable(f"{what}: TLS failed: {cause}", hint=trust) from error
         why = "no answer" if isinstance(cause, TimeoutError) else getattr(cause, "strerror", None) or cause
-        raise Unreachable(
+        raise errors.Unreachable(
             f"{what}: no service listens there: {why}", hint="areal get lists services and addresses"
         ) from error
     except TimeoutError as error:
-        raise DeadlineExceeded(f"{what}: no answer within {timeout_s:g} s") from error
+        raise errors.DeadlineExceeded(f"{what}: no answer within {timeout_s:g} s") from error
     except CallFailed as error:
-        raise ConnectionLost(f"{what}: {error}") from error
+        raise errors.ConnectionLost(f"{what}: {error}") from error
 
 
 def _encoded(body: Any) -> bytes:
@@ -302,7 +292,7 @@ def _encoded(body: Any) -> bytes:
         if b"null" in data:
             json.dumps(body, allow_nan=False, default=str)
     except (TypeError, ValueError) as error:
-        raise CallerError(f"the request cannot be written as JSON: {error}") from error
+        raise errors.CallerError(f"the request cannot be written as JSON: {error}") from error
     return data
 
 
@@ -314,7 +304,7 @@ def checked(answer: HttpReply, what: str) -> HttpReply:
         body: object = answer.json()
     except ValueError:
         body = answer.body.decode("utf-8", "replace")
-    raise error_of_answer(answer.status, body, answer.headers, what)
+    raise errors.error_of_answer(answer.status, body, answer.headers, what)
 
 
 _LAST = ("response.completed", "response.incomplete")  # events that end a stream of the Responses API
@@ -329,7 +319,7 @@ async def events(answer: Connection, what: str, silence_s: float) -> AsyncIterat
             async with asyncio.timeout(silence_s):
                 part = await answer.part()
         if not part:
-            raise ConnectionLost(f"{what}: the stream was cut short")
+            raise errors.ConnectionLost(f"{what}: the stream was cut short")
         for event in reader.feed(part):
             if event.data == b"[DONE]":
                 return
@@ -338,7 +328,7 @@ async def events(answer: Connection, what: str, silence_s: float) -> AsyncIterat
             data = loads(event.data)
             kind = data.get("type") if isinstance(data, dict) else None
             if isinstance(data, dict) and (error := _stream_error(kind, data)) is not None:
-                raise error_of_answer(500, {"error": error}, answer.headers, what)
+                raise errors.error_of_answer(500, {"error": error}, answer.headers, what)
             yield data
             if kind in _LAST:
                 return

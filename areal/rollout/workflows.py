@@ -201,7 +201,6 @@ class GroupSampler(Protocol):
 
     async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[RewardedResponse | Exception]:
         """Return the response or the error of each member. Raises if the whole group fails."""
-        ...
 
 
 class GroupedWorkflow(RolloutWorkflow):

@@ -262,45 +262,37 @@ class RunControl(Protocol):
         Read-only and cheap: called every 0.2 s by ``areal wait``, and by every ``areal get``. ``RunState.spec`` is the
         spec as it was started, without its secrets. A run whose record cannot be read is ``UNKNOWN`` with a reason.
         Raises ArealError only where no run can be seen at all."""
-        ...
 
     def stage(self, uid: str) -> Stage | None:
         """Startup progress that the component has reported since its last start; None when it has reported none or the
         run does not exist. Never raises for a damaged report."""
-        ...
 
     def log_paths(self, uid: str) -> tuple[str, ...]:
         """Readable files with the run's output, oldest first, the one being written last; () without a record.
 
         ``areal logs --follow`` polls them: a rotation renames files and begins a new last one. Each start of the
         component is introduced by a line ``[areal] <time> started pid <pid>``."""
-        ...
 
     def kick(self, uid: str) -> None:
         """End a back-off at once: start the component again now, with a fresh budget. No effect while it runs.
         Raises NotFound when nothing of the run lives, Conflict when it has ended for good."""
-        ...
 
     def stop(self, uid: str, *, grace_s: float | None = None) -> StopReport:
         """End the run: SIGTERM to the component, SIGKILL to whatever is left after ``grace_s`` seconds (None: the
         spec's ``stop_grace_s``), leases released. Returns when none of its processes is left. Idempotent: an ended or
         unknown run gives a report with ``was_alive=False``. Raises Conflict when the run cannot be reached from here,
         TimedOut when it is being started by another command and does not come to an end."""
-        ...
 
     def forget(self, uid: str, *, unprovable: bool = False) -> None:
         """Delete the record and the logs of an ended run; of one that has no record nothing. Raises Conflict when it
         lives or may live; ``unprovable`` forgets also one that may live where nothing can be seen, on the word of a
         person who knows that the place is gone."""
-        ...
 
     def inspect(self) -> tuple[Problem, ...]:
         """Return every disagreement between records, processes and leases. Read-only."""
-        ...
 
     def repair(self, problem: Problem) -> str:
         """Repair a problem as far as it is proved; a sentence that says what was done. Raises ArealError."""
-        ...
 
 
 class Backend(RunControl, Protocol):
@@ -312,7 +304,6 @@ class Backend(RunControl, Protocol):
 
     def capacity(self) -> Capacity:
         """Free GPUs, and who holds the busy ones that no run of areal holds. May take a second."""
-        ...
 
     def require_possible(
         self, scheduler: Mapping[str, object], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
@@ -321,20 +312,16 @@ class Backend(RunControl, Protocol):
         ``cpus`` cores and ``memory_bytes`` each (0: the cluster's default) under these settings (``spec.scheduler``).
         Raises NoCapacity where it is too small, InvalidManifest for a setting that names nothing of the cluster,
         ArealError where the cluster does not answer."""
-        ...
 
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
         """Choose ``count`` distinct free TCP ports (``prefer`` first: ports stay sticky) for the object ``owner``
         (``Model/qwen``). ``start`` leases them; until then this process holds them. Raises NoCapacity."""
-        ...
 
     def claim_gpus(self, count: int, *, owner: str) -> tuple[str, ...]:
         """Claim free GPUs, by UUID, as ``claim_ports`` does ports: parallel starts never choose the same one."""
-        ...
 
     def release_claims(self) -> None:
         """Give back all claimed ports and GPUs that were not started."""
-        ...
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
         """Record the intent, lease ports and GPUs, start the supervisor and then the component.
@@ -344,4 +331,3 @@ class Backend(RunControl, Protocol):
         scheduler calls it with 0, before it submits. The returned state is ``QUEUED``, ``STARTING`` or ``RUNNING``
         (placement and readiness are the caller's affair), or the end of a component that failed at once.
         Raises Conflict when the uid is in use, NoCapacity when a lease is held (naming its holder), ArealError."""
-        ...

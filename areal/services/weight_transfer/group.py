@@ -41,7 +41,6 @@ class Sender(Protocol):
     def send(self, body: Tensor, tensors: Sequence[Tensor], await_bytes: Await = at_once) -> None:
         """Send ``body``. ``await_bytes(count)`` returns once the first ``count`` bytes of ``body`` are final; its
         errors are passed on. Raises RuntimeError if a member is lost."""
-        ...
 
     def leave(self) -> None: ...
 

@@ -34,45 +34,35 @@ class WeightPublisher(Protocol):
 
     def offer(self, name: str, size: int, group_form: str) -> dict[str, object]:
         """Return the connection data for workers of the pair ``name``. ``size`` counts the workers and the trainer."""
-        ...
 
     def join(self) -> None:
         """Wait until all workers are connected. Raises RuntimeError if one does not connect."""
-        ...
 
     def leave(self) -> None:
         """Close the connections to workers. Idempotent."""
-        ...
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: bodies.ProbeOfWeights | None) -> None:
         """Begin to stage ``weights``; on the trainer's thread. The caller must not change them until ``settle``."""
-        ...
 
     def settle(self) -> None:
         """Wait until all weights are staged; on the trainer's thread. Raises the error of the staging."""
-        ...
 
     def published(self, version: int) -> bodies.PublishedVersion:
         """Return the staged version. Raises ApiError 409 if another version is staged."""
-        ...
 
     def send(self, version: int) -> None:
         """Send the version to workers that receive a broadcast; do nothing for workers that read the weights
         themselves. Raises RuntimeError if a worker is lost."""
-        ...
 
     @property
     def staged_version(self) -> int | None:
         """The newest staged version; None before the first."""
-        ...
 
     def staged_file(self, version: int) -> Path | None:
         """Return the safetensors file that is staged as ``version``, or None if that version is not staged."""
-        ...
 
     def remove(self) -> None:
         """Delete all staged weights."""
-        ...
 
 
 class WeightEndpoint:

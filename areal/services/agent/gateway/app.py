@@ -17,6 +17,7 @@ from typing import Any
 from areal.dataclasses import dataclass, field, fields
 from areal.http.client import HttpClient
 from areal.http.headers import EVENT_STREAM, IGNORED, OVERHEAD
+from areal.services import dialects
 from areal.services.agent.gateway.sessions import (
     ROUTING_FIELDS,
     AgentSessionRoutes,
@@ -28,13 +29,6 @@ from areal.services.agent.gateway.sessions import (
 from areal.services.agent.gateway.sockets import SocketRoutes
 from areal.services.agent.gateway.turns import Event, TurnCall, TurnDispatcher, TurnMetrics, new_run_id
 from areal.services.agent.own_stream import OwnStreamText
-from areal.services.dialects import (
-    DONE,
-    Content,
-    ResponsesWriter,
-    joined_text,
-    sse_data,
-)
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_field, bad_request, unsupported
 from areal.services.http.messages import (
@@ -164,7 +158,7 @@ def _last_message(items: Any, where: str) -> str:
         if not isinstance(item, Mapping):
             raise bad_field(f"{where}[{place}]", "must be an object")
         if item.get("type", "message") == "message" and item.get("role") == "user":
-            texts.append(joined_text(item.get("content"), f"{where}[{place}].content", "\n"))
+            texts.append(dialects.joined_text(item.get("content"), f"{where}[{place}].content", "\n"))
         else:
             texts.clear()
     if not texts:
@@ -214,7 +208,7 @@ class TurnAnswer(ABC):
         return json_response(data, more_headers=self._headers)
 
 
-class _TurnWriter(ResponsesWriter):
+class _TurnWriter(dialects.ResponsesWriter):
     """A ResponsesWriter with calls that are not for the client: the agent ran them. They have the form of tools that
     OpenAI runs, ``mcp_call``, and ``label`` in place of an MCP server's."""
 
@@ -253,7 +247,7 @@ class _TurnWriter(ResponsesWriter):
         """Return the last events, and the whole response. ``summary`` is added as text unless the deltas already had
         it. ``metadata`` is the agent's; the response's field ``metadata`` repeats the request's."""
         sent = self._open is not None and self._open["type"] == "message" and "".join(self._text) == summary
-        last = b"" if sent or not summary else self._done("completed") + self.pieces((Content(summary),))
+        last = b"" if sent or not summary else self._done("completed") + self.pieces((dialects.Content(summary),))
         done = last + self._done("completed") + b"".join(self.result(each, None) for each in list(self._running))
         response = self._response("completed", self._items, None, None) | {"agent_metadata": metadata}
         return done + self._event("response.completed", response=response), response
@@ -282,7 +276,7 @@ class ResponsesAnswer(TurnAnswer):
 
     async def _say(self, text: str) -> None:
         if text:
-            await self._write(self._writer.pieces((Content(text),)))
+            await self._write(self._writer.pieces((dialects.Content(text),)))
 
     async def end(self, complete: Event) -> AnyResponse:
         await self._say(self._own.end())
@@ -331,7 +325,7 @@ class CompletionAnswer(TurnAnswer):
 
     def _chunk(self, delta: Mapping[str, object], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return sse_data({**self._head, "object": "chat.completion.chunk", "choices": [choice]})
+        return dialects.sse_data({**self._head, "object": "chat.completion.chunk", "choices": [choice]})
 
     async def end(self, complete: Event) -> AnyResponse:
         if self._passed_on:
@@ -345,7 +339,7 @@ class CompletionAnswer(TurnAnswer):
             return self._whole({**self._head, "object": "chat.completion", **more})
         if not sent.endswith(summary):
             await self._say(f"\n\n{summary}" if sent else summary)
-        await self._write(self._chunk({}, "stop") + DONE)
+        await self._write(self._chunk({}, "stop") + dialects.DONE)
         return self._out
 
 

@@ -17,18 +17,9 @@ import orjson
 
 from areal.dataclasses import dataclass, field
 from areal.http.headers import Headers
+from areal.services.http import messages
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_field, bad_request, refusal
-from areal.services.http.messages import (
-    AnyResponse,
-    Request,
-    Response,
-    body_as,
-    decode_object,
-    read_body,
-    read_object,
-    refuse_idempotency_key,
-)
 from areal.services.http.service import Handler, Service, json_response, to_response
 from areal.services.inference.gateway.relay import NO_SESSION
 from areal.services.inference.gateway.routing import LiveTable, RouterClient
@@ -131,7 +122,7 @@ class AgentSessions:
         """Return the caller's own RL session, if any. Raises 400 if it is incomplete, or not configured."""
         if all(data.get(name) is None for name in ROUTING_FIELDS):
             return None
-        given = body_as(Routing, data)
+        given = messages.body_as(Routing, data)
         for name, value in (("inf_base_url", given.inf_base_url), ("session_api_key", given.session_api_key)):
             if not value:
                 message = f"{name} is required: inf_base_url and session_api_key come together"
@@ -267,12 +258,12 @@ class AgentSessionRoutes:
         acknowledge = forward("POST", "/export/ack", agents.AcknowledgeExport)
         service.route("POST", f"{session}/export/ack", acknowledge, Access.ADMIN)
 
-    async def start(self, request: Request) -> Response:
+    async def start(self, request: messages.Request) -> messages.Response:
         """Start a session: 201. If a session with this key exists, return it unchanged: 200."""
-        data = await read_object(request, _BODY_BYTES)
-        body = body_as(_NewSession, data)
+        data = await messages.read_object(request, _BODY_BYTES)
+        body = messages.body_as(_NewSession, data)
         if body.session_key is None:
-            refuse_idempotency_key(request, "give session_key, whose session is answered again")
+            messages.refuse_idempotency_key(request, "give session_key, whose session is answered again")
         start = agents.StartAgentSession(
             api_key=body.session_key,
             model=self._sessions.service,
@@ -284,32 +275,34 @@ class AgentSessionRoutes:
         document = {"session_key": started.key, "inference_session_id": started.inference_session_id}
         return json_response({**document, "metadata": started.metadata}, status=201 if started.created else 200)
 
-    async def list(self, request: Request) -> Response:
+    async def list(self, request: messages.Request) -> messages.Response:
         """Return one page of sessions, ordered by key."""
         self._sessions.require_pairs()
         return await self._journals.page(request, "/sessions", "session_key", itemgetter("session_key"))
 
-    async def close(self, request: Request) -> AnyResponse:
-        key = (await read_body(request, _NamedSession, _BODY_BYTES)).session_key
+    async def close(self, request: messages.Request) -> messages.AnyResponse:
+        key = (await messages.read_body(request, _NamedSession, _BODY_BYTES)).session_key
         return to_response(await self._send(request, key, "POST", "/close"))
 
     def _forward_handler(self, method: str, verb: str, body: type[Any] | None = None) -> Handler:
         """Return a handler that checks the body as a ``body``, and forwards the request to the session's data proxy."""
 
-        async def handle(request: Request) -> AnyResponse:
+        async def handle(request: messages.Request) -> messages.AnyResponse:
             key = checked_key(request.match_info["key"], "session_key")
             if method == "DELETE":
-                refuse_idempotency_key(request, "give ?idempotency_key=, that of the message to cancel")
+                messages.refuse_idempotency_key(request, "give ?idempotency_key=, that of the message to cancel")
             given = await request.read(_BODY_BYTES)
             if body is not None:
                 given = given or b"{}"
-                body_as(body, decode_object(given))
+                messages.body_as(body, messages.decode_object(given))
             query = f"?{request.query_string}" if request.query_string else ""
             return to_response(await self._send(request, key, method, verb + query, given))
 
         return handle
 
-    async def _send(self, request: Request, key: str, method: str, verb: str, body: bytes = b"") -> WorkerReply:
+    async def _send(
+        self, request: messages.Request, key: str, method: str, verb: str, body: bytes = b""
+    ) -> WorkerReply:
         tag = await self._sessions.find(key)
         call = method, path_of(key, verb), self._journals.for_admin(request), body
         try:
@@ -320,7 +313,7 @@ class AgentSessionRoutes:
             self._sessions.forget(key)
         return reply
 
-    async def cancel(self, key: str, idempotency_key: str | None, request: Request) -> Mapping[str, object]:
+    async def cancel(self, key: str, idempotency_key: str | None, request: messages.Request) -> Mapping[str, object]:
         """Cancel the session's running turn; with ``idempotency_key``, the message of that request. Raises 404."""
         query = f"?idempotency_key={quote(idempotency_key, safe='')}" if idempotency_key is not None else ""
         reply = await self._send(request, key, "DELETE", f"/turn{query}")

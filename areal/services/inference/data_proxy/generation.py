@@ -223,11 +223,9 @@ class Serializer(Protocol):
 
     def opening(self) -> bytes:
         """Return the chunks before any token."""
-        ...
 
     def update(self, update: ChoiceUpdate) -> bytes:
         """Return the chunks of one update; empty while its text is not certain."""
-        ...
 
     def closing(self) -> bytes: ...
 

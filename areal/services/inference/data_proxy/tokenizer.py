@@ -127,15 +127,12 @@ class TextStream(Protocol):
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Return the text that these tokens complete."""
-        ...
 
     def flush(self) -> str:
         """Return the held text. Nothing may be pushed afterwards."""
-        ...
 
     def whole(self, token_ids: Sequence[int]) -> str:
         """Return the text of all tokens in one step, on an unused stream: the same text as ``push`` and ``flush``."""
-        ...
 
 
 class ByteStream:

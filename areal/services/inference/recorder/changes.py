@@ -76,7 +76,6 @@ class TurnIndex(Protocol):
 
     def completing(self, prefixes: Sequence[bytes]) -> list[Candidate]:
         """Return the turns whose answer completes one of ``prefixes``: all turns for the longest such prefix."""
-        ...
 
     def newest(self, limit: int) -> list[Candidate]: ...
 

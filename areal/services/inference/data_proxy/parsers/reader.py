@@ -149,7 +149,6 @@ class Extent(Protocol):
 
     def feed(self, text: str) -> int | None:
         """Return how many characters of ``text`` still belong to the element; None: all, and later text may too."""
-        ...
 
 
 class _Characters:
