@@ -10,8 +10,13 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from areal.errors import UsageFault
 from areal.lazy import lazy
+
+if TYPE_CHECKING:
+    from areal.api.config.rollout import InferenceEngineConfig
 
 _CONTROLLER = dict.fromkeys(("AgentController", "RolloutController", "RolloutControllerV2"), "areal.client")
 _AGENT_TYPES = dict.fromkeys(
@@ -20,7 +25,7 @@ _AGENT_TYPES = dict.fromkeys(
 _TRAINERS = dict.fromkeys(("DPOTrainer", "PPOTrainer", "RWTrainer", "SFTTrainer"), "areal")
 ALIASES: dict[str, dict[str, str]] = {
     "areal.core": {"workflow_context": "areal.api.workflow_context"},
-    "areal.engine.sglang_remote": {"RemoteSGLangEngine": "areal.api.remote_engine"},
+    "areal.engine.sglang_remote": {"RemoteSGLangEngine": "areal.compat"},
     "areal.experimental.agent_service.controller": _CONTROLLER,
     "areal.experimental.agent_service.types": _AGENT_TYPES,
     "areal.experimental.inference_service.controller.controller": _CONTROLLER,
@@ -125,3 +130,38 @@ def attribute(module: str, name: str) -> object:
     """Return a module's ``__getattr__``. Raises ImportError for a name in the table, else AttributeError."""
     refuse(module, name)
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+class RemoteEngineController:
+    """A second server for a driver, such as a judge, at ``proxy_gateway_addr``: an InferenceService, or any server with
+    OpenAI's API. No server is started or stopped."""
+
+    def __init__(self, address: str) -> None:
+        self.proxy_gateway_addr = address
+
+    def initialize(self, *_: Any, **__: Any) -> None:
+        """Do nothing: the server already runs. AReaL's method starts it."""
+
+    start_proxy = start_proxy_gateway = destroy = initialize
+
+
+class RemoteSGLangEngine:
+    """The constructor raises UsageFault, because an InferenceService runs the engines."""
+
+    def __init__(self, *_: Any, **__: Any) -> NoReturn:
+        raise UsageFault(
+            "RemoteSGLangEngine is not supported: an InferenceService runs the engines",
+            hint="areal.client.RolloutController samples from it",
+        )
+
+    @classmethod
+    def as_controller(
+        cls: type[Self], config: InferenceEngineConfig, scheduler: object = None
+    ) -> RemoteEngineController:
+        """Return a client of the configured server. Raises UsageFault if no address is given."""
+        if not config.gateway_addr:
+            raise UsageFault(
+                f"the server of {config.backend or 'a second engine'} is not given: a driver starts only its own",
+                hint="gateway_addr=http://HOST:PORT in its section, of a server that is running",
+            )
+        return RemoteEngineController(config.gateway_addr)
