@@ -19,12 +19,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from areal import interrupt
 from areal.errors import ArealError, TimedOut, UsageFault
-from areal.installation import module_argv
+from areal.installation import install_command, module_argv
 from areal.reconcilers.context import Context, Deadline, Outcome
 from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.outcomes import (
@@ -39,10 +40,12 @@ from areal.reconcilers.plan import Op, Plan, Report, StartRun, Verb
 from areal.reconcilers.prepare import CommandContext, Prepared
 from areal.reconcilers.status import BACKGROUND, held_back
 from areal.resources.kinds import Ref, parse_ref
+from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import ENDED, Phase, RestartPolicy, RunControl, RunSpec, RunState
 from areal.state.events import EventLog
 from areal.state.journal import Operation, Transaction, orphans
 from areal.state.locks import HOUSEKEEPING, lock_objects
+from areal.state.records import StoredObject
 
 GOES_ON = "more is to be done than was planned at first: the same command again goes on"
 MAX_PASSES = 3  # a pass can reveal facts that it did not know, such as a port that had to change
@@ -147,11 +150,29 @@ def _check_start(command: CommandContext, prepared: Prepared) -> None:
         demand = command.scheduler_of(planned, op.ref), {**wanted, "cpus": cpus, "memory_bytes": memory_bytes}
         if demand not in demands:
             demands.append(demand)
+    _require_packages(command, planned, starting)
     for scheduler, wanted in demands:
         command.backend.named(scheduler["type"]).require_possible(scheduler, **wanted)
     for kind in sorted({item.kind for item in starting.values()}):
         mine = {ref: item for ref, item in starting.items() if item.kind == kind}
         controller_of(kind).check_start(mine, command.ctx.report)
+
+
+def _require_packages(
+    command: CommandContext, planned: Mapping[str, StoredObject], starting: Mapping[str, StoredObject]
+) -> None:
+    """Raise UsageFault if this Python lacks packages of processes that it starts on this machine."""
+    needs = {ref: controller_of(item.kind).packages(item.spec) for ref, item in starting.items()}
+    absent = {package for package in {name for each in needs.values() for name in each} if not find_spec(package)}
+    lacking = {
+        package: needs[ref][package]
+        for ref in starting
+        for package in sorted(absent.intersection(needs[ref]))
+        if command.scheduler_of(planned, ref)["type"] == LOCAL
+    }
+    if lacking:
+        hint = install_command(",".join(sorted(set(lacking.values()))))
+        raise UsageFault(f"the processes need packages that are not installed: {', '.join(lacking)}", hint=hint)
 
 
 def _nothing_to_do(command: CommandContext, prepared: Prepared, notes: Sequence[str]) -> Outcome:

@@ -14,6 +14,7 @@ import yaml
 from areal.cli.operate import approver
 from areal.cli.options import Invocation
 from areal.errors import UsageFault
+from areal.reconcilers import converge
 from areal.reconcilers.plan import Plan
 from areal.resources.kinds import Ref
 from areal.state.home import Home
@@ -246,6 +247,17 @@ def test_destructive_plan_needs_yes_without_terminal() -> None:
     assert approver(invocation, "this apply")(Plan()) is True
     invocation.yes = True
     assert approver(invocation, "this apply")(plan) is True
+
+
+def test_missing_packages_are_refused_before_start(
+    areal: Areal, manifest: str, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = ("transformers",)
+    monkeypatch.setattr(converge, "find_spec", lambda name: name if name in installed else None)
+    result = areal("apply", "-f", manifest)
+    assert result.code == 2 and "not installed: orjson, torch" in result.err, result
+    assert "hint: pip install" in result.err and "[embedded]" in result.err
+    assert ObjectStore(home).list() == []
 
 
 def test_reconcile_without_objects_does_nothing(areal: Areal) -> None:

@@ -175,6 +175,10 @@ class KindController:
         """Return the component's endpoint, or None if it does not listen."""
         return None
 
+    def packages(self, spec: Mapping[str, object]) -> Mapping[str, str]:
+        """Return packages that the object's processes import, each with the extra that installs it."""
+        return {}
+
     def check_start(self, starting: Mapping[str, StoredObject], report: StageReporter) -> None:
         """Check the files of objects whose processes a plan starts, before its first effect. Raises ArealError."""
 
@@ -231,6 +235,9 @@ class ServiceController(KindController):
     """A service behind a gateway that requires the service's own key."""
 
     require_runnable = lazy("areal.reconcilers.launch:require_usable_key")
+
+    def packages(self, spec: Mapping[str, object]) -> Mapping[str, str]:
+        return {"orjson": "serve"}
 
     def address(self, runs: Iterable[ObservedRun]) -> str:
         return next((run.url for run in runs if run.is_live and run.state.spec.component == "gateway"), "")

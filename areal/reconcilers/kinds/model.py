@@ -102,6 +102,10 @@ class ModelController(KindController):
                 faults[resource.ref] = [resource.fault(*each) for each in found]
         return faults
 
+    def packages(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
+        is_embedded = "engine" in self.slots(spec, None) and str(spec.get("backend", "embedded")).startswith("embedded")
+        return dict.fromkeys(("orjson", "torch", "transformers"), "embedded") if is_embedded else {"orjson": "serve"}
+
     def host(self, spec: Mapping[str, object]) -> str:
         return service_ref(spec)
 
