@@ -95,6 +95,13 @@ CATALOG = (
         "spans", ("areal/services/inference/engines", *_PROXY), {"turns.*.of_an_event_a_token": "lower"}, None, 0.3
     ),
     Benchmark(
+        "traces",
+        ("areal/http/tracing.py", "areal/http/spans.py"),
+        {"loads.*.over_off": "lower"},
+        ("over_off", "least", "most"),
+        ratios=True,
+    ),
+    Benchmark(
         "grpo",
         _TRAINING,
         {"arms.*synchronous.stepsPerCpuSecond": "higher", "arms.*synchronous.stepsTo": "lower"},

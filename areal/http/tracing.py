@@ -29,6 +29,7 @@ _MEMBER = re.compile("[ -<>-~]+=[ -~]+")
 _MEMBERS, _STATE_LENGTH = 32, 512  # of a tracestate: the most it may have, and the least characters to pass on
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_DEFAULT_PROPAGATORS = "tracecontext,baggage"
 _FLUSH_S = 2.0  # at the end of a process, whose collector may be unreachable
 
 Attributes = Mapping[str, object]
@@ -36,6 +37,7 @@ Kind = Literal["internal", "server", "client"]
 
 _lines: ContextVar[bytes] = ContextVar("areal_trace_context", default=b"")
 _tracer: Any = None  # opentelemetry.trace.Tracer, once spans are exported
+_service: Any = None  # areal.http.spans.ServiceSpans, where moreover no user's code runs
 _ends: list[Callable[[], None]] = []  # what exports the last spans
 
 
@@ -58,7 +60,10 @@ def headers() -> dict[str, str]:
 
 
 class Span:
-    """A context in which nothing is recorded: what ``span`` returns where spans are not exported."""
+    """A context in which nothing is recorded: what ``span`` returns where spans are not exported. ``is_recorded``:
+    whether attributes that are set now will be exported."""
+
+    is_recorded = False
 
     def __enter__(self) -> Self:
         return self
@@ -87,14 +92,15 @@ class _Passed(Span):
 
 
 class _Recorded(Span):
-    """A span that is exported. An error raised in it sets its status; in a server's span, an HTTP error only from
-    status 500."""
+    """A span that is exported, as OpenTelemetry's SDK records it. An error raised in it sets its status; in a server's
+    span, an HTTP error only from status 500."""
 
     def __init__(self, name: str, kind: Kind, parent: Any, attributes: Attributes) -> None:
         from opentelemetry.trace import SpanKind
 
         self._server = kind == "server"
         self._span = _tracer.start_span(name, parent, SpanKind[kind.upper()], _present(attributes))
+        self.is_recorded = self._span.is_recording()
 
     def __enter__(self) -> Self:
         from opentelemetry import context, propagate, trace
@@ -116,14 +122,46 @@ class _Recorded(Span):
 
         _lines.reset(self._token)
         context.detach(self._attached)
-        if error is not None:
-            status = getattr(error, "status", None)
-            if self._server and isinstance(status, int):
-                self._span.set_attribute("http.response.status_code", status)
-            if not (self._server and isinstance(status, int) and status < 500):
-                self._span.set_attribute("error.type", type(error).__name__)
-                self._span.set_status(StatusCode.ERROR, str(error)[:500])
+        about, fault = _described(error, server=self._server)
+        self._span.set_attributes(about)
+        if fault is not None:
+            self._span.set_status(StatusCode.ERROR, fault)
         self._span.end()
+
+
+class _OfService(Span):
+    """A span of a service that is exported."""
+
+    def __init__(self, name: str, kind: Kind, above: bytes, attributes: Attributes) -> None:
+        self._server = kind == "server"
+        self._span = _service.begin(name, kind, above, _present(attributes))
+        self.is_recorded = self._span.context.trace_flags.sampled
+
+    def __enter__(self) -> Self:
+        self._token = _lines.set(self._span.lines)
+        return self
+
+    def set(self, attributes: Attributes) -> None:
+        self._span.attributes.update(_present(attributes))
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        _lines.reset(self._token)
+        about, fault = _described(error, server=self._server)
+        self._span.attributes.update(about)
+        _service.end(self._span, fault)
+
+
+def _described(error: BaseException | None, *, server: bool) -> tuple[dict[str, object], str | None]:
+    """Return the attributes of the error that a span ends with, and its text if it sets the span's status."""
+    if error is None:
+        return {}, None
+    status = getattr(error, "status", None)
+    about: dict[str, object] = {}
+    if server and isinstance(status, int):
+        about["http.response.status_code"] = status
+        if status < 500:
+            return about, None
+    return about | {"error.type": type(error).__name__}, str(error)[:500]
 
 
 def _present(attributes: Attributes) -> dict[str, object]:
@@ -132,6 +170,8 @@ def _present(attributes: Attributes) -> dict[str, object]:
 
 def span(name: str, attributes: Attributes | None = None, kind: Kind = "internal", *, root: bool = False) -> Span:
     """Return a new span, a child of the current one, to use in ``with``. ``root``: the first of a new trace."""
+    if _service is not None:
+        return _OfService(name, kind, b"" if root else _lines.get(), attributes or {})
     if _tracer is None:
         return _NOTHING
     from opentelemetry.context import Context
@@ -141,20 +181,22 @@ def span(name: str, attributes: Attributes | None = None, kind: Kind = "internal
 
 def serving(method: str, route: str, headers: Mapping[str, str]) -> Span:
     """Return the server span of a request, a child of the caller's span."""
-    if _tracer is not None:
+    about = {"http.request.method": method, "http.route": route}
+    if _tracer is not None and (_service is None or "baggage" in headers):
         from opentelemetry import propagate
 
-        about = {"http.request.method": method, "http.route": route}
         names = propagate.get_global_textmap().fields
         carrier = {name: value for name in names if (value := headers.get(name, "")).isascii()}
         if state := carrier.get("tracestate"):  # the SDK drops a state of more than 32 members
             carrier["tracestate"] = _shortened(state)
         return _Recorded(f"{method} {route}", "server", propagate.extract(carrier), about)
-    given = headers.get("traceparent", "")
-    if not _VALID.fullmatch(given):
-        return _NOTHING
-    state = _shortened(headers.get("tracestate", ""))
-    return _Passed((f"traceparent: {given}\r\n" + (f"tracestate: {state}\r\n" if state else "")).encode())
+    given, lines = headers.get("traceparent", ""), b""
+    if _VALID.fullmatch(given):
+        state = _shortened(headers.get("tracestate", ""))
+        lines = (f"traceparent: {given}\r\n" + (f"tracestate: {state}\r\n" if state else "")).encode()
+    if _service is not None:
+        return _OfService(f"{method} {route}", "server", lines, about)
+    return _Passed(lines) if lines else _NOTHING
 
 
 def _shortened(state: str) -> str:
@@ -211,7 +253,7 @@ def start(component: str, *, own_code: bool = False) -> None:
     """Export this process's spans from now on, where the environment asks for it. ``own_code``: user code runs in
     this process, and its calls through httpx carry the trace context too. An error of the
     setup is logged, and the process continues without spans."""
-    global _tracer
+    global _tracer, _service
     if _tracer is not None or not is_wanted(os.environ):
         return
     try:
@@ -220,11 +262,17 @@ def start(component: str, *, own_code: bool = False) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+        from areal.http.spans import ServiceSpans, SpanResource
+
         exporter = _exporter(os.environ)
-        provider = TracerProvider(resource=Resource.create(_resource(component, os.environ)), shutdown_on_exit=False)
-        provider.add_span_processor(BatchSpanProcessor(exporter))
+        about = Resource.create(_resource(component, os.environ))
+        provider = TracerProvider(resource=SpanResource(about.attributes, about.schema_url), shutdown_on_exit=False)
+        processor = BatchSpanProcessor(exporter)
+        provider.add_span_processor(processor)
         if own_code:
             _instrument_clients(provider)
+        elif os.environ.get("OTEL_PROPAGATORS", _DEFAULT_PROPAGATORS) == _DEFAULT_PROPAGATORS:
+            _service = ServiceSpans(provider, processor)
     except ImportError as error:
         _log.warning("no spans are exported: %s is not installed; the extra otel has it", error.name)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -186,3 +187,78 @@ def test_odd_trace_headers_fail_no_request() -> None:
     code = SERVED.replace("GIVEN", GIVEN)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
+
+
+RECORDED = """
+import contextlib, json, os, sys
+from areal.http import tracing
+from areal.http.headers import Headers
+tracing.start("gateway", own_code=sys.argv[1] == "sdk")
+class Refused(Exception):
+    status = int(sys.argv[2])
+given = {name: value.encode() for name, value in zip((b"traceparent", b"tracestate", b"baggage"), sys.argv[3:])}
+with contextlib.suppress(Refused), tracing.serving("POST", "/x", Headers(given)) as span:
+    passed = tracing.headers()
+    with tracing.span("chat", {"gen_ai.request.model": "m", "absent": None}, "client") as inner:
+        inner.set({"gen_ai.response.finish_reasons": ("stop",), "tokens": 3})
+    with contextlib.suppress(KeyError), tracing.span("call"):
+        raise KeyError("x" * 600)
+    with tracing.span("update", root=True):
+        assert tracing.headers()["traceparent"][3:35] != passed["traceparent"][3:35]
+    span.set({"more": True})
+    if Refused.status:
+        raise Refused("no")
+print(json.dumps(passed), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "given", "sampler"),
+    [
+        (0, (), {}),
+        (0, (GIVEN,), {}),
+        (0, (GIVEN, "a=1,b=2"), {}),
+        (0, (GIVEN, "a=1", "user=4"), {}),
+        (404, (GIVEN[:-2] + "03",), {}),
+        (503, ("01" + GIVEN[2:] + "-more",), {}),
+        (0, (GIVEN[:-1] + "0",), {}),
+        (0, ("no trace",), {}),
+        (0, (GIVEN,), {"OTEL_TRACES_SAMPLER": "always_off"}),
+        (0, (GIVEN[:-1] + "0",), {"OTEL_TRACES_SAMPLER": "always_on"}),
+        (0, (), {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.0"}),
+    ],
+)
+def test_spans_of_services_are_those_of_the_sdk(status: int, given: tuple[str, ...], sampler: dict[str, str]) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    environ = {**os.environ, **sampler, "OTEL_TRACES_EXPORTER": "console"}
+    found = []
+    for recorder in ("sdk", "service"):
+        argv = [sys.executable, "-c", RECORDED, recorder, str(status), *given]
+        ran = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 0, ran.stderr
+        found.append((described(ran.stdout), json.loads(ran.stderr)))
+    (by_sdk, passed), (by_service, passed_by_service) = found
+    assert by_service == by_sdk and len(by_sdk) in (0, 1, 4)
+    assert passed_by_service.keys() == passed.keys()
+    assert passed_by_service.get("tracestate") == passed.get("tracestate")
+    if given and given[0] != "no trace":
+        assert passed_by_service["traceparent"][:36] == passed["traceparent"][:36]
+        assert passed_by_service["traceparent"][-2:] == passed["traceparent"][-2:]
+
+
+def described(text: str) -> list[dict[str, Any]]:
+    """Spans that the console exporter printed, with the names of spans instead of random ids."""
+    decoder, spans = json.JSONDecoder(), list[dict[str, Any]]()
+    while text.strip():
+        span, end = decoder.raw_decode(text.lstrip())
+        spans.append(span)
+        text = text.lstrip()[end:]
+    names = {span["context"]["span_id"]: span["name"] for span in spans}
+    known = {f"0x{TRACE}"} | {span["context"]["trace_id"] for span in spans if span["name"] == "POST /x"}
+    for span in spans:
+        context = span["context"]
+        context["trace_id"], context["span_id"] = context["trace_id"] in known, ""
+        span["parent_id"] = names.get(span["parent_id"], span["parent_id"])
+        span["resource"]["attributes"] |= {"process.pid": 0, "service.instance.id": ""}
+        span["start_time"] = span["end_time"] = ""
+    return sorted(spans, key=lambda span: str(span["name"]))

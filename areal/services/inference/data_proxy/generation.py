@@ -399,7 +399,7 @@ class Generator:
             except EngineError as error:
                 raise api_error(error, retry=True) from error
             finally:
-                if tracing.is_on():
+                if span.is_recorded:
                     span.set(_described(call))
 
     async def _run_jobs(self, call: GenerationCall, on_update: OnUpdate, on_flow: OnFlow) -> None:
