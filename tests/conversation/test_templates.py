@@ -121,7 +121,8 @@ def served(name: str, conversation: Conversation, recorded: PrefixMatch | None =
     codec = codec_of(name)
     assert codec.chat is not None
     prompt = ChatPrompt(codec, codec.chat, conversation, {}, lambda text: "", **more)
-    return prompt.token_ids(recorded, None).tolist()
+    continued = prompt.continued(recorded, None) if recorded is not None else None
+    return (continued or prompt.token_ids(None)).tolist()
 
 
 @every_family

@@ -256,7 +256,7 @@ class ModelCalls:
                 cost_us = render_us + encode_us + new * DECODE_US
                 if (prompt := await self._pool.run(lambda: chat.continued(known, limit), cost_us)) is not None:
                     return [prompt]
-            return [await self._pool.run(lambda: chat.token_ids(None, limit), render_us + size * ENCODE_US)]
+            return [await self._pool.run(lambda: chat.token_ids(limit), render_us + size * ENCODE_US)]
         except TooLong:
             message = f"this model's context is {limit} tokens; you asked for more in the prompt"
             raise _context_exceeded(generation, message) from None

@@ -93,13 +93,9 @@ class ChatPrompt:
             raise bad_request("the chat template does not let the last message be continued", param="messages")
         return text
 
-    def token_ids(self, recorded: PrefixMatch | None, most: int | None) -> array[int]:
-        """Return the prompt's tokens. If the conversation continues ``recorded``, they begin with that turn's tokens.
-        Raises ApiError 400, and TooLong if there are surely more than ``most``."""
-        prompt = self.continued(recorded, most) if recorded is not None else None
-        if prompt is None:
-            prompt = token_array(self.codec.encode(self.text(), add_special_tokens=False, most=most))
-        return prompt
+    def token_ids(self, most: int | None) -> array[int]:
+        """Return a new prompt's tokens. Raises ApiError 400, and TooLong if there are surely more than ``most``."""
+        return token_array(self.codec.encode(self.text(), add_special_tokens=False, most=most))
 
     def continued(self, recorded: PrefixMatch, most: int | None) -> array[int] | None:
         """Return the tokens of a recorded turn and those to add; None if the template does not continue it. Raises as

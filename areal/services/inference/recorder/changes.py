@@ -18,7 +18,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import orjson
 
@@ -71,24 +71,16 @@ class Parent:
     shared: int
 
 
-class TurnIndex(Protocol):
-    """The turns of one trajectory that can be continued."""
-
-    def completing(self, prefixes: Sequence[bytes]) -> list[Candidate]:
-        """Return the turns whose answer completes one of ``prefixes``: all turns for the longest such prefix."""
-
-    def newest(self, limit: int) -> list[Candidate]: ...
-
-
 @dataclass(frozen=True)
 class StoredTurns:
-    """The ``TurnIndex`` of the turns of ``session`` from row ``low`` on, read from disk."""
+    """The turns of ``session`` from row ``low`` on, read from disk."""
 
     tables: SessionTables
     session: int
     low: int
 
     def completing(self, prefixes: Sequence[bytes]) -> list[Candidate]:
+        """Return the turns whose answer completes one of ``prefixes``: all turns for the longest such prefix."""
         for end in range(len(prefixes), 0, -_PREFIXES_AT_A_TIME):
             wanted = prefixes[max(0, end - _PREFIXES_AT_A_TIME) : end]
             marks = ",".join("?" * len(wanted))
@@ -106,13 +98,15 @@ class StoredTurns:
         return self.tables.db.execute(query, (self.low, row_id(self.session + 1, 0), limit)).fetchall()
 
 
-def kind_of(turns: TurnIndex) -> TrajectoryKind:
+def kind_of(turns: StoredTurns | CachedTurns) -> TrajectoryKind:
     """Return the kind of a trajectory, from its newest turn."""
     newest = turns.newest(1)
     return TrajectoryKind.TEXT if newest and newest[0][2] is None else TrajectoryKind.TOKENS
 
 
-def find_parent(turns: TurnIndex, conversation: ConversationDigest | None, prompt: array[int] | None) -> Parent | None:
+def find_parent(
+    turns: StoredTurns | CachedTurns, conversation: ConversationDigest | None, prompt: array[int] | None
+) -> Parent | None:
     """Return the call's parent among ``turns``, if any. ``prompt`` is None for a call without tokens."""
     answered = conversation.answered if conversation is not None else ()
     if conversation is not None and not answered:
@@ -124,7 +118,7 @@ def find_parent(turns: TurnIndex, conversation: ConversationDigest | None, promp
     return _longest_joined(turns.newest(_TOKEN_CANDIDATES), prompt)
 
 
-def continued_turn(turns: TurnIndex, conversation: ConversationDigest) -> int | None:
+def continued_turn(turns: StoredTurns | CachedTurns, conversation: ConversationDigest) -> int | None:
     """Return the row id of the turn that this conversation continues; the newest if several have the same answer."""
     candidates = turns.completing(conversation.answered)
     return max(candidates)[0] if candidates else None
@@ -192,7 +186,7 @@ class PendingSession:
 
 @dataclass(frozen=True, slots=True)
 class CachedTurns:
-    """The ``TurnIndex`` of the turns of a cached session from row ``low`` on."""
+    """``StoredTurns`` of a cached session."""
 
     held: CachedSession
     low: int
@@ -396,7 +390,7 @@ def record(
         last = tables.last_trajectory(number)
     seq = 0 if newest is None else newest % SEQUENCES + 1
 
-    def turns_of(trajectory: Trajectory) -> TurnIndex:
+    def turns_of(trajectory: Trajectory) -> StoredTurns | CachedTurns:
         low = row_id(number, trajectory.first)
         if pending is None or pending.held.stored:
             return StoredTurns(tables, number, low)

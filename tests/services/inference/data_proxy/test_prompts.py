@@ -83,15 +83,15 @@ def text_after(
 ) -> str | None:
     """The text that is added to the first response's tokens; None for a new prompt."""
     place = next(at for at, message in enumerate(messages) if message["role"] == "assistant")
-    before = prompt_of(codec, messages[:place], tools if tools_before is None else tools_before).token_ids(None, None)
+    before = prompt_of(codec, messages[:place], tools if tools_before is None else tools_before).token_ids(None)
     # A response in single bytes, as no tokenizer would write it.
     response = [codec.encode(char, add_special_tokens=False) for char in sampled] + [[codec.special_id(END) or 0]]
     tokens = array("i", [*before, *(token for ids in response for token in ids)])
     prompt = prompt_of(codec, messages, tools, **more)
-    found = prompt.token_ids(PrefixMatch(tokens, place), None)
-    if found[: len(tokens)] != tokens:
-        assert found == prompt.token_ids(None, None)
+    found = prompt.continued(PrefixMatch(tokens, place), None)
+    if found is None:
         return None
+    assert found[: len(tokens)] == tokens
     return codec.decode(found[len(tokens) :], skip_special=False)
 
 
@@ -151,10 +151,10 @@ def test_forced_call_prefix_follows_continued_turn(codecs: dict[str, TextCodec])
 def test_continued_prompt_beyond_limit_is_too_long(codecs: dict[str, TextCodec]) -> None:
     codec = codecs["chatml"]
     prompt = prompt_of(codec, [USER, ANSWER, USER])
-    tokens = prompt_of(codec, [USER, ANSWER], add_generation_prompt=False).token_ids(None, None)[:-1]
-    assert prompt.token_ids(PrefixMatch(array("i", tokens), 1), 4096)[: len(tokens)] == tokens
+    tokens = prompt_of(codec, [USER, ANSWER], add_generation_prompt=False).token_ids(None)[:-1]
+    assert (prompt.continued(PrefixMatch(tokens, 1), 4096) or tokens[:0])[: len(tokens)] == tokens
     with pytest.raises(TooLong):
-        prompt.token_ids(PrefixMatch(array("i", tokens), 1), len(tokens))
+        prompt.continued(PrefixMatch(tokens, 1), len(tokens))
 
 
 def test_answer_of_reasoning_alone_may_be_sent_back_without_it() -> None:
@@ -186,10 +186,12 @@ def test_each_turn_decodes_only_new_tokens(codecs: dict[str, TextCodec], answers
     for turn in range(12):
         prompt = ChatPrompt(codec, chat, read_conversation(messages), {}, has_reasoning=False)
         decoded.clear()
-        ids = prompt.token_ids(known, None)
+        continued = prompt.continued(known, None) if known is not None else None
         if known is not None:
             assert turn < 2 or max(decoded) < 50
-            assert ids == prompt.token_ids(PrefixMatch(known.tokens, known.place), None), "decoded as a whole"
+            assert continued == prompt.continued(PrefixMatch(known.tokens, known.place), None), "decoded as a whole"
+        ids = continued or prompt.token_ids(None)
+        if known is not None:
             assert ids[: len(known.tokens)] == known.tokens
         text = answers[turn % 2]
         sampled = [token for byte in text for token in codec.encode(byte, add_special_tokens=False)]

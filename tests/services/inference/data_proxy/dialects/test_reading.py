@@ -82,7 +82,7 @@ def test_chat_with_tools_uses_template_named_tool_use(tmp_path: Path, is_list: b
             messages, tools=tools or None, add_generation_prompt=True, tokenize=False
         )
         assert read.chat is not None and read.chat.text() == wanted
-        assert prompt_tokens(tokenizer, messages, tools) == read.chat.token_ids(None, None).tolist()
+        assert prompt_tokens(tokenizer, messages, tools) == read.chat.token_ids(None).tolist()
 
 
 def test_parsers_are_detected_from_template() -> None:
