@@ -154,8 +154,7 @@ class TrainEngine(Protocol):
         order: [B, T] padded with zeros, or [B], on the engine's device. No gradients, no dropout."""
 
     def next_token_logprobs(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Return the log-probabilities of the token after ``input_ids`` [T], float32 [V] on the CPU, at temperature 1.
-        The weights that inference engines serve are verified against them."""
+        """Return log-probabilities of the token after ``input_ids`` [T], float32 [V] on the CPU, at temperature 1."""
 
     def named_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, whole tensor) of every weight, as in a Hugging Face checkpoint of the model, always in the same
@@ -164,9 +163,8 @@ class TrainEngine(Protocol):
         is valid until the next one is requested, and may be on any device."""
 
     def save_model(self, folder: Path, tokenizer: str = "") -> None:
-        """Write a Hugging Face folder that ``from_pretrained`` reads, in ``dtype``. It replaces the content of
-        ``folder`` as a whole or not at all. The first rank writes. ``tokenizer``: a folder or an id of the hub whose
-        tokenizer is copied. Raises OSError on the first rank."""
+        """Write a Hugging Face folder that ``from_pretrained`` reads, in ``dtype``. The first rank replaces ``folder``,
+        whole or not at all. ``tokenizer``: copied from a folder or the hub. Raises OSError on the first rank."""
 
     def save_checkpoint(self, folder: Path) -> None:
         """Write everything that a resumed run needs into ``folder``, which belongs to this engine and does not exist
@@ -174,5 +172,4 @@ class TrainEngine(Protocol):
         names of rank N begin with ``__N_``; other files are the first rank's. Raises OSError."""
 
     def load_checkpoint(self, folder: Path) -> None:
-        """Read a folder that ``save_checkpoint`` wrote, with any number of ranks. Raises CheckpointUnreadable;
-        afterwards the engine must load another checkpoint or be discarded."""
+        """Read a folder of ``save_checkpoint``, with any number of ranks. After CheckpointUnreadable, load another."""

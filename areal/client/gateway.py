@@ -117,8 +117,7 @@ def _reason(document: Any) -> str | None:
 def session_pages(
     chosen: GatewayClient, path: str, after: str | None = "", *, away: Callable[[int], None] = lambda count: None
 ) -> Iterator[Any]:
-    """Yield all sessions of the list at ``path`` behind ``after``, page by page. ``away`` is called with the number of
-    data proxies that are away, whose sessions are not listed."""
+    """Yield the sessions of the list at ``path`` behind ``after``. ``away`` gets the number of data proxies away."""
     while after is not None:
         page = chosen.get(f"{path}?limit={_SESSIONS_A_PAGE}" + (f"&after={quote(after, safe='')}" if after else ""))
         yield from page["sessions"]

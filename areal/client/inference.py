@@ -235,8 +235,7 @@ class AsyncInferenceClient(AsyncClient):
         return f"model {self.model!r} is not served; there is {names or 'none'}{did_you_mean(self.model, names)}"
 
     async def _settled(self) -> bool:
-        """Return whether the gateway has the complete routing table and all workers are ready, so that a missing model
-        will not appear. False if this is unknown, and if there is no worker."""
+        """Return whether the whole routing table is known and all workers are ready: no missing model will appear."""
         try:
             health = await self.transport.json("GET", "/health", timeout_s=_PROBE_S)
             workers = await self.workers.list()

@@ -38,8 +38,7 @@ class Example:
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """A loaded data set. ``digest`` covers the content of the examples, so that copies of a file have the same one.
-    ``place``: the file and line of an example, by its number."""
+    """A loaded data set. ``digest``: of the examples' content. ``place``: file and line of an example, by number."""
 
     source: str
     examples: Sequence[Example]

@@ -25,8 +25,7 @@ Row = dict[str, Any]
 
 
 class Rows(Sequence[Row]):
-    """An immutable sequence of rows. ``map``, ``filter`` and ``select`` return new ones. ``source`` and ``places``, the
-    file and line of each row, are used in error messages."""
+    """An immutable sequence of rows: ``map``, ``filter``, ``select`` return new ones. ``places``: for errors."""
 
     def __init__(self, rows: Iterable[Row], source: str = "", places: Sequence[str] = ()) -> None:
         self._rows = list(rows)

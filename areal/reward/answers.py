@@ -228,8 +228,7 @@ def _formula_at_end(sentence: str) -> str | None:
 
 
 def right_answer(answer: Any) -> str:
-    """Return the reference answer of a row: the marked answer of its solution, else the whole text. Raises ValueError
-    if it is empty, and for what is neither one text nor a number."""
+    """Return a row's reference answer: the marked one of its solution, else the whole text. Raises ValueError."""
     if isinstance(answer, (list, tuple)) and len(answer) == 1:
         answer = answer[0]
     if isinstance(answer, (bytes, list, tuple, dict)):

@@ -142,9 +142,8 @@ def _unchunked(body: bytes) -> tuple[bytes, bool]:
 
 
 class LivenessCheck:
-    """The shim's probe of its component, one exchange at a time: a component that hangs delays neither its log nor a
-    stop. It is judged only after its first answer: until then it is starting, and the process that waits for it decides
-    how long that may take (a model load takes minutes).
+    """The shim's probe of its component, one exchange at a time: one that hangs delays neither its log nor a stop. It
+    is judged only after its first answer: until then it is starting, and who waits for it decides how long.
 
     Call ``tick`` with the time, and ``on_ready`` when ``interest`` is ready. ``failed``: the component must be ended.
     ``due``: the time of the next ``tick``. ``healthy_since``: its first healthy answer."""

@@ -1,8 +1,7 @@
 """TCP ports and GPUs: leases of them, one ``flock``ed file each, and the claims for a run's start.
 
-The kernel frees a lease when its last holder dies. A port or GPU is *chosen* by ``choose_...`` and held by this process
-until ``take`` hands its descriptor to a shim; ``take`` itself leases what was not chosen here, all of it or nothing.
-Nothing waits for a lease, so there are no deadlocks.
+The kernel frees a lease when its last holder dies. A port or GPU is *chosen* by ``choose_...`` and held here until
+``take`` hands its descriptor to a shim; ``take`` itself leases the rest, all or nothing. Nothing waits for a lease.
 
 Leases separate areal's own processes; a bind test detects all others. Automatic ports come from a range below the
 kernel's ephemeral ports, so that an outgoing connection cannot take one between claim and start.
@@ -105,8 +104,7 @@ def port_owner(port: int) -> PortOwner | None:
 
 
 def foreign_listener(port: int, sessions: Collection[int]) -> PortOwner | None:
-    """Return a listener of the port that no member of these sessions owns: with SO_REUSEPORT it would get some of the
-    calls. Checks twice, since sockets may appear or go meanwhile."""
+    """Return a listener of the port that no member of these sessions owns; with SO_REUSEPORT it would get calls."""
     found: PortOwner | None = None
     for _ in range(2):
         listening = list(_listeners(port))

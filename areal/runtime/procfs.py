@@ -62,8 +62,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """Return the process's stat, or None if there is no such process. The command name may contain spaces and
-    parentheses, so the line is split after the last ")"."""
+    """Return the process's stat; None without the process. A command name may have spaces and parentheses."""
     try:
         data = read_bytes(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):

@@ -20,17 +20,7 @@ from areal.dataclasses import asdict, dataclass, fields, replace
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.files import disk_remedy, sync_folder, try_lock
 from areal.runtime import procfs, records
-from areal.runtime.backends.base import (
-    NODE_HOST,
-    STOPPED_DEAD,
-    HttpProbe,
-    LastExit,
-    Phase,
-    RestartPolicy,
-    RunSpec,
-    RunState,
-    Stage,
-)
+from areal.runtime.backends import base
 from areal.runtime.identity import ProcessIdentity, same_boot
 from areal.wire.stage import FAILING
 
@@ -40,7 +30,7 @@ _FORGOTTEN = ".forgotten-"
 _LEFTOVER_AGE_S = 600.0
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 """The errors that reading a damaged record raises."""
-_SPEC_FIELDS = frozenset(field.name for field in fields(RunSpec))
+_SPEC_FIELDS = frozenset(field.name for field in fields(base.RunSpec))
 _TUPLES = ("argv", "ports", "shared_ports", "gpus", "on_end")
 
 
@@ -51,16 +41,15 @@ def check_uid(uid: str) -> str:
     return uid
 
 
-def spec_to_record(spec: RunSpec) -> dict[str, object]:
+def spec_to_record(spec: base.RunSpec) -> dict[str, object]:
     """Return all of the spec but the secrets."""
     record = asdict(spec)
     del record["secret_env"]
     return record
 
 
-def spec_from_record(record: Mapping[str, Any]) -> RunSpec:
-    """Unknown keys are ignored and missing ones take their defaults: another version of areal may have written it.
-    Raises KeyError, TypeError or ValueError on a damaged record."""
+def spec_from_record(record: Mapping[str, Any]) -> base.RunSpec:
+    """Unknown keys are ignored, missing ones take their defaults: of another version. Raises for a damaged record."""
     values = {key: value for key, value in record.items() if key in _SPEC_FIELDS}
     for name in _TUPLES:
         if name in values:
@@ -69,10 +58,10 @@ def spec_from_record(record: Mapping[str, Any]) -> RunSpec:
     for name in ("success_exit_codes", "final_exit_codes"):
         if name in restart:
             restart[name] = tuple(restart[name])
-    values["restart"] = RestartPolicy(**restart)
+    values["restart"] = base.RestartPolicy(**restart)
     if values.get("liveness"):
-        values["liveness"] = HttpProbe(**values["liveness"])
-    return RunSpec(**values)
+        values["liveness"] = base.HttpProbe(**values["liveness"])
+    return base.RunSpec(**values)
 
 
 @dataclass(frozen=True)
@@ -80,15 +69,15 @@ class Intent:
     """``intent.json``: the spec, and what was known when the run was made. ``folder``: where it was made, as which
     ``inode``; an earlier version recorded no folder. ``unplaced``: the spec before its node was known."""
 
-    spec: RunSpec
+    spec: base.RunSpec
     folder: str
     inode: int | None = None
     created_at: float | None = None
     gpu_free_bytes: Mapping[str, int] | None = None  # by the UUIDs of its GPUs
-    unplaced: RunSpec | None = None
+    unplaced: base.RunSpec | None = None
 
     @property
-    def submitted(self) -> RunSpec:
+    def submitted(self) -> base.RunSpec:
         return self.unplaced or self.spec
 
     def write(self, folder: str) -> None:
@@ -109,7 +98,7 @@ class ChildRecord:
 
     runs: bool
     restarts: int
-    last_exit: LastExit | None
+    last_exit: base.LastExit | None
     pid: int = 0
     start_ticks: int = 0
     started_at: float | None = None
@@ -120,21 +109,21 @@ class ChildRecord:
 class EndRecord:
     """``exit.json``: the end of the run. ``swept``: pids that outlived the component and were killed."""
 
-    phase: Phase
+    phase: base.Phase
     reason: str
     restarts: int = 0
-    last_exit: LastExit | None = None
+    last_exit: base.LastExit | None = None
     logged_at: float | None = None
     swept: tuple[int, ...] = ()
 
 
-def placed(spec: RunSpec, address: str) -> RunSpec:
+def placed(spec: base.RunSpec, address: str) -> base.RunSpec:
     """Return the spec of a run whose node is known: ``NODE_HOST`` is ``address`` in argv, environment, config, URLs."""
     host = f"[{address}]" if ":" in address else address
 
     def put(value: Any) -> Any:
         if isinstance(value, str):
-            return address if value == NODE_HOST else value.replace(NODE_HOST, host)
+            return address if value == base.NODE_HOST else value.replace(base.NODE_HOST, host)
         if isinstance(value, Mapping):
             return {name: put(each) for name, each in value.items()}
         return type(value)(map(put, value)) if isinstance(value, list | tuple) else value
@@ -149,14 +138,13 @@ def placed(spec: RunSpec, address: str) -> RunSpec:
     )
 
 
-def is_placed(spec: RunSpec) -> bool:
+def is_placed(spec: base.RunSpec) -> bool:
     """Return whether its address, where it has one, can be called."""
-    return spec.url is None or NODE_HOST not in spec.url
+    return spec.url is None or base.NODE_HOST not in spec.url
 
 
 def read_intent(folder: str) -> Intent | None:
-    """Return the intent; from the copy where the first is damaged or gone; None when there is neither. Raises what
-    reading a damaged one raises, where no copy is whole."""
+    """Return the intent, from the copy where the first is damaged or gone; None without both. Raises one of DAMAGED."""
     damage: Exception | None = None
     for name in (records.INTENT, records.INTENT_COPY):
         try:
@@ -191,7 +179,7 @@ def read_end(folder: str) -> EndRecord | None:
     if found is None:
         return None
     last_exit, swept = last_exit_from_record(found["last_exit"]), tuple(map(int, found.get("swept", ())))
-    phase, restarts = Phase(found["phase"]), int(found["restarts"])
+    phase, restarts = base.Phase(found["phase"]), int(found["restarts"])
     return EndRecord(phase, str(found["reason"]), restarts, last_exit, found.get("logged_at"), swept)
 
 
@@ -217,10 +205,10 @@ def copy_reason(folder: str, original: str) -> str:
     return f"its processes belong to {original}, {COPIED}, or remove {folder} to start it here"
 
 
-def last_exit_from_record(record: Mapping[str, Any] | None) -> LastExit | None:
+def last_exit_from_record(record: Mapping[str, Any] | None) -> base.LastExit | None:
     if not record:
         return None
-    return LastExit(record["code"], record["signal"], record["at"], record["reason"], record.get("line", ""))
+    return base.LastExit(record["code"], record["signal"], record["at"], record["reason"], record.get("line", ""))
 
 
 def _remove_tree(folder: str) -> None:
@@ -247,13 +235,13 @@ class RunStore:
         except OSError as error:
             raise ArealError(f"cannot read {self.root}: {error.strerror}", hint="choose your own folder with --home")
 
-    def with_config(self, spec: RunSpec) -> RunSpec:
+    def with_config(self, spec: base.RunSpec) -> base.RunSpec:
         """Return the spec whose command gets the file of its configuration. It starts in its working folder, else in
         the run's own, which stays as long as the run."""
         argv = (*spec.argv, "--config", f"{self.folder(spec.uid)}/{records.CONFIG}") if spec.config else spec.argv
         return replace(spec, argv=argv, cwd=spec.cwd or self.folder(spec.uid))
 
-    def create(self, spec: RunSpec, gpu_free_bytes: Mapping[str, int] | None = None) -> int:
+    def create(self, spec: base.RunSpec, gpu_free_bytes: Mapping[str, int] | None = None) -> int:
         """Make the run durable; returns the descriptor that holds its life lock. Leftovers, which may hold secrets, go
         with the next run that is made, but are looked for once in their age: one look reads the names of all runs."""
         if time.monotonic() - self._cleared_at > _LEFTOVER_AGE_S:
@@ -281,7 +269,7 @@ class RunStore:
             )
         return life
 
-    def _fill(self, folder: str, spec: RunSpec, gpu_free_bytes: Mapping[str, int] | None) -> int:
+    def _fill(self, folder: str, spec: base.RunSpec, gpu_free_bytes: Mapping[str, int] | None) -> int:
         os.makedirs(self.root, mode=0o700, exist_ok=True)
         os.mkdir(folder, 0o700)
         os.mkdir(f"{folder}/{records.LOG_FOLDER}", 0o700)
@@ -295,9 +283,8 @@ class RunStore:
         fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)  # new, so it is free
         return life
 
-    def place(self, uid: str, address: str) -> RunSpec:
-        """Record the address of the run's node, before its supervisor starts there; again where it is placed anew.
-        Raises what reading and writing its intent raise."""
+    def place(self, uid: str, address: str) -> base.RunSpec:
+        """Record the address of the run's node before its supervisor starts there. Raises OSError, one of DAMAGED."""
         folder = self.folder(uid)
         intent = read_intent(folder)
         if intent is None:
@@ -331,12 +318,12 @@ class RunStore:
             return "" if not held or os.path.samefile(held, self.folder(uid)) else held
         return ""
 
-    def end(self, uid: str, state: RunState) -> None:
+    def end(self, uid: str, state: base.RunState) -> None:
         """Record that the run was stopped, where its supervisor has not done it. Raises OSError."""
         folder = self.folder(uid)
         if records.read_object(folder, records.EXIT) is None:
-            reason = STOPPED_DEAD if state.phase is Phase.DEAD else "stopped"
-            end = EndRecord(Phase.EXITED, reason, state.restarts, state.last_exit, state.logged_at)
+            reason = base.STOPPED_DEAD if state.phase is base.Phase.DEAD else "stopped"
+            end = EndRecord(base.Phase.EXITED, reason, state.restarts, state.last_exit, state.logged_at)
             records.write_json(folder, records.EXIT, asdict(end))
 
     def remove(self, uid: str) -> None:
@@ -376,15 +363,15 @@ class RunStore:
                         found.append(entry.path)
         return sorted(found)
 
-    def stage(self, uid: str) -> Stage | None:
+    def stage(self, uid: str) -> base.Stage | None:
         return read_stage(self.folder(uid))
 
 
-def read_stage(folder: str) -> Stage | None:
+def read_stage(folder: str) -> base.Stage | None:
     """Return the component's own words, or None; whatever it wrote, reading it never fails."""
     with contextlib.suppress(OSError, ValueError):
         record = records.read_object(folder, records.STAGE) or {}
         done, total = (value if isinstance(value := record.get(name), int) else None for name in ("done", "total"))
         if isinstance(record.get("stage"), str):
-            return Stage(record["stage"], done, total, str(record.get(FAILING, "")))
+            return base.Stage(record["stage"], done, total, str(record.get(FAILING, "")))
     return None

@@ -1,8 +1,7 @@
 """Reads trajectories from files: the output of ``areal inf collect``, and saved responses of the export routes.
 
-The format follows from name and content: ``.jsonl`` (one episode per line), ``.parquet``, ``.npz``, ``.json`` (an
-episode, a list of episodes, or a response of ``POST /export_trajectories``, ``GET /trajectories`` or
-``GET /rl/sessions/ID?rows=true``), or the output folder of a collection.
+By name and content: ``.jsonl`` (an episode a line), ``.parquet``, ``.npz``, ``.json`` (episodes, or a response of
+``POST /export_trajectories``, ``GET /trajectories`` or ``GET /rl/sessions/ID?rows=true``), or a collection's folder.
 """
 
 from __future__ import annotations

@@ -20,15 +20,10 @@ _COLUMN_TYPES: dict[str, set[type]] = {
     "token_temperatures": {int, float},
 }
 _ABOUT = (
-    "session_id",
-    "trajectory_id",
-    "interaction_id",
-    "parent_id",
-    "finish_reason",
-    "truncated",
-    "rewarded",
-    "model",
+    *("session_id", "trajectory_id", "interaction_id", "parent_id"),
+    *("finish_reason", "truncated", "rewarded", "model"),
 )
+_PLAIN = ("episode", "prompt", "sample", "group", "step", "is_eval", "reward", "answer")
 
 
 @dataclass(frozen=True)
@@ -114,14 +109,7 @@ class Episode:
     def document(self) -> dict[str, Any]:
         """Return the JSON document of one line of a ``.jsonl`` file."""
         return {
-            "episode": self.episode,
-            "prompt": self.prompt,
-            "sample": self.sample,
-            "group": self.group,
-            "step": self.step,
-            "is_eval": self.is_eval,
-            "reward": self.reward,
-            "answer": self.answer,
+            **{name: getattr(self, name) for name in _PLAIN},
             "seconds": round(self.seconds, 4),
             "export_id": self.export_id,
             "example": dict(self.example),

@@ -8,20 +8,8 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 MAIN = (
-    "reward/mean",
-    "eval/reward/mean",
-    "accuracy",
-    "loss",
-    "grad_norm",
-    "approx_kl",
-    "ref_kl",
-    "entropy",
-    "length/mean",
-    "length/truncated",
-    "groups/without_spread",
-    "staleness/max",
-    "tokens_per_second",
-    "time/step",
+    *("reward/mean", "eval/reward/mean", "accuracy", "loss", "grad_norm", "approx_kl", "ref_kl", "entropy"),
+    *("length/mean", "length/truncated", "groups/without_spread", "staleness/max", "tokens_per_second", "time/step"),
 )
 """The metrics shown by default; a run writes about ten of them."""
 

@@ -383,8 +383,7 @@ class GenerationHyperparameters:
         self, exclude_args: Sequence[str] = (), api_format: Literal["completions", "responses"] = "completions"
     ) -> dict[str, Any]:
         """Return keyword arguments for ``create`` of OpenAI's client, for chat completions or for responses. Fields
-        that OpenAI's API does not have are in ``extra_body``. ``exclude_args``: fields of this class to leave out.
-        Raises ValueError for a field that does not exist."""
+        beyond OpenAI's are in ``extra_body``. ``exclude_args``: fields to leave out. Raises ValueError."""
         known = {each.name: each for each in fields(self)}
         if unknown := [name for name in exclude_args if name not in known]:
             raise ValueError(f"there is no field {', '.join(unknown)}")

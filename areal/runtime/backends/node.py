@@ -144,8 +144,7 @@ def _part_of(run_dir: str, intent: Intent, uid: str, address: str) -> tuple[str,
 
 
 def _take_life(run_dir: str) -> int:
-    """Return the life lock, which the submitting command may hold for a moment more. Raises Conflict where it is kept:
-    the run lives, perhaps on a node that its scheduler has lost sight of."""
+    """Return the life lock, which the submitting command may hold a moment. Raises Conflict where the run lives."""
     life = os.open(f"{run_dir}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _LOCK_PATIENCE_S
     while True:

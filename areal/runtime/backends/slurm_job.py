@@ -84,26 +84,16 @@ def resource_options(*, gpus: int, nodes: int, cpus: float = 0, memory_bytes: fl
 
 
 def placement_options(options: Slurm) -> list[str]:
-    named = {
-        "partition": options.partition,
-        "account": options.account,
-        "qos": options.qos,
-        "nodelist": options.nodelist,
-        "exclude": options.exclude,
-        "constraint": options.constraint,
-        "time": _minutes(options.time_limit_seconds) if options.time_limit_seconds else None,
-    }
-    return [*(f"--{name}={value}" for name, value in named.items() if value), *options.extra_args]
+    names = ("partition", "account", "qos", "nodelist", "exclude", "constraint")
+    found = [f"--{name}={value}" for name in names if (value := getattr(options, name))]
+    if seconds := math.ceil(options.time_limit_seconds or 0):
+        found.append(f"--time={seconds // 60}:{seconds % 60:02}")
+    return [*found, *options.extra_args]
 
 
 def comment(home: str) -> str:
     """Return the comment by which a home recognizes its own jobs."""
     return f"areal:{home}"
-
-
-def _minutes(seconds: float) -> str:
-    whole = max(1, math.ceil(seconds))
-    return f"{whole // 60}:{whole % 60:02}"
 
 
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
@@ -137,8 +127,7 @@ IMPOSSIBLE = frozenset(
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job as Slurm shows it. Times in seconds since the epoch. ``completing``: it has ended, and processes of it may
-    be left. ``requeues``: how often it was put back into the queue."""
+    """A job as Slurm shows it; times in seconds since the epoch. ``completing``: ended, and processes may be left."""
 
     job_id: str
     name: str

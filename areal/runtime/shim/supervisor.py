@@ -1,8 +1,7 @@
 """The shim: its gate, the component it starts, and its loop, until the component is stopped or given up.
 
-The component gets the shim's session but its own process group (so that a component that kills its group does not kill
-its supervisor), death with the shim (PR_SET_PDEATHSIG), /dev/null as input, the log pipe as output, default signal
-dispositions, and none of the shim's descriptors.
+The component gets the shim's session but its own process group (which it may kill), death with the shim
+(PR_SET_PDEATHSIG), /dev/null as input, the log pipe as output, default signals, and none of the shim's descriptors.
 
 States: a component lives; or one is due at ``_restart_at`` (back-off); or the run is over. ``SIGTERM`` stops,
 ``SIGUSR1`` ends a back-off now. Each turn of the loop reaps dead processes before it acts on signals, so that a kick

@@ -57,8 +57,7 @@ def _choices(service: str, client: GatewayClient) -> list[dict[str, object]]:
 
 
 def answer(view: ViewContext) -> Iterator[dict[str, Any]]:
-    """Parts with ``text`` and ``tokens``; the last one has ``finishReason``. With ``keep`` the answer is recorded in
-    the session that ``session`` names, or in a new one."""
+    """Parts with ``text`` and ``tokens``, at last ``finishReason``; recorded with ``keep``, in ``session`` or anew."""
     asked = view.body
     if not isinstance(asked, dict):
         raise UsageFault("the body is not an object")

@@ -118,8 +118,7 @@ class PairRoutes:
         return json_response({"sessions": [started], "journal": session.journal.tag}, status=201, more_headers=counted)
 
     def _journal_for(self, key: str | None, *, reopen: bool) -> AgentJournal:
-        """Return the journal for a new session. Raises 410 for a key whose session has ended, unless ``reopen`` is set,
-        and 421 for a key of a journal that another process serves."""
+        """Return a new session's journal. Raises 410 for an ended key without ``reopen``, 421 for another process's."""
         if key is None:
             return self._store.own
         ended = self._ended(key)

@@ -167,8 +167,7 @@ class RlSessions:
         return ModelAccess(base_url=rl.base_url, api_key=rl.api_key, model=rl.model)
 
     def _own(self, rl: RlSession) -> RlSession:
-        """Return ``rl`` with the current address and model of the inference service, which may have moved since the
-        start. A caller's RL session is returned unchanged."""
+        """Return ``rl`` with the inference service's present address and model; a caller's RL session unchanged."""
         if rl.session_id is None or self._access is None:
             return rl
         return RlSession(self._access.addr, rl.api_key, self._access.model, rl.session_id)

@@ -1,10 +1,9 @@
 """Conversations of agents on disk: the sessions and turns of one journal.
 
 Every open session is in memory; its conversation is in a cache of bounded size. All of it is also on disk. Closing a
-session deletes it and keeps the digest of its key, so that a client cannot start a new conversation under an old key by
-mistake. A generated key leaves no digest: its tag shows that there was a session. ``turns.id`` is
-session * 2^32 + number, so that the turns of a session are adjacent and in order. A turn is written once, when it has
-ended, with the Idempotency-Keys of its requests.
+session deletes it and keeps the digest of its key, so that a client cannot start a new conversation under an old key. A
+generated key leaves no digest: its tag shows that there was a session. ``turns.id`` is session * 2^32 + number, so that
+a session's turns are adjacent, in order. A turn is written once, at its end, with the Idempotency-Keys of its requests.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ _CACHED_BYTES = 32 * 1024 * 1024  # of conversations
 
 @dataclass(frozen=True)
 class RlSession:
-    """An RL session at the inference service, which records the model calls of an agent session. ``session_id`` is None
-    for an RL session that the caller started and will end."""
+    """The RL session that records an agent session's model calls. ``session_id``: None if the caller started it."""
 
     base_url: str
     api_key: str = field(repr=False)

@@ -101,9 +101,8 @@ class PairWorker:
 
 
 class Transcript:
-    """Collects a turn's events as chat messages that a model accepts as history: tool calls made together share one
-    assistant message with their text, and the tool messages of their results follow. ``room``: its limit in bytes.
-    ``streamed``: the texts of the agent's own stream."""
+    """Collects a turn's events as chat messages for a model's history: tool calls made together share one assistant
+    message with their text, and their results follow. ``room``: bytes left. ``streamed``: the agent's own stream."""
 
     def __init__(self, message: str, room: int) -> None:
         self._message = message

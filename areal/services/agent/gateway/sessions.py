@@ -97,8 +97,7 @@ ROUTING_FIELDS = ("inf_base_url", "inf_model", "session_api_key")
 
 
 class OpenedSession(NamedTuple):
-    """A session that exists. ``tag``: its journal's. ``inference_session_id``: the RL session that records its model
-    calls, if the service started it. ``created``: the session is new."""
+    """A session. ``tag``: its journal's. ``inference_session_id``: its RL session, if the service started that."""
 
     key: str
     tag: str

@@ -54,8 +54,7 @@ class McpTool:
 
 
 class McpConnection:
-    """The connection to one MCP server. ``serve`` opens and closes it, because anyio requires one task for both.
-    ``tools`` are those that the server listed when it was first connected."""
+    """The connection to one MCP server, in the one task that anyio wants. ``tools``: as it listed them at first."""
 
     def __init__(self, command: Sequence[str], url: str | None, timeout_s: float) -> None:
         self.name = url or " ".join(command)

@@ -5,9 +5,8 @@ delta per flush to a function and returns once each choice has its finish reason
 
 Every sampled token, end-of-text included, is in exactly one delta, with the version of the weights that sampled it and
 its log-probability: that of ``softmax(logits / temperature)`` at the call's temperature, before penalties,
-``logit_bias``, grammars, top-k, top-p and min-p. A trainer can recompute it from tokens and temperature alone.
-Temperature 0 is greedy, with log-probabilities of ``softmax(logits)``, since those of the limit are all 0.
-``Capabilities.logprobs`` tells where an engine deviates.
+``logit_bias``, grammars, top-k, top-p and min-p. A trainer can recompute it from these alone. Temperature 0 is greedy,
+with log-probabilities of ``softmax(logits)``. ``Capabilities.logprobs`` tells where an engine deviates.
 """
 
 from __future__ import annotations
@@ -128,8 +127,7 @@ class LogprobsMode:
     before_grammars: bool = True
 
     def conflict(self, sampling: SamplingParams, *, grammar: bool) -> str | None:
-        """Return the first field of ``SamplingParams`` that makes the log-probabilities deviate from the contract,
-        ``response_format`` for a grammar; None if there is none."""
+        """Return the first field by which log-probabilities deviate (``response_format``: a grammar), or None."""
         if not self.tempered and sampling.temperature not in (0.0, 1.0):
             return "temperature"
         shaping: tuple[str, ...] = ()

@@ -18,8 +18,7 @@ is released only by a server with ``--enable-memory-saver``.
 Routes differ by version, and the server is asked which it has: ``/model_info`` and ``/server_info`` replace
 ``/get_model_info`` and ``/get_server_info``, which log a warning per call; ``/ready`` (503 while paused) is absent from
 0.5.16 and older, as are ``/begin_weight_update`` and ``/end_weight_update``, which later ones require around a
-broadcast. ``/health`` samples a token unless the server was started without that: it is asked only where ``/ready``
-answers 503 and the client has not paused the server.
+broadcast. ``/health`` samples a token unless the server was started without that: so only if ``/ready`` is 503.
 
 A failed update is HTTP 400, or 200 with ``success: false``, and neither the status nor the version that the server
 reports afterwards tells which weights it serves. So a checksum of the weights (``/weights_checker``) is requested
@@ -41,23 +40,7 @@ import orjson
 from areal.dataclasses import dataclass, field
 from areal.errors import ArealError
 from areal.http.client import HttpClient
-from areal.services.inference.engines import transport
-from areal.services.inference.engines.base import (
-    SAMPLING_FIELDS,
-    Broadcast,
-    Capabilities,
-    EngineCall,
-    EngineDelta,
-    EngineFailed,
-    EngineRefused,
-    EngineState,
-    EngineUnavailable,
-    EngineUnsupported,
-    FinishReason,
-    LogprobsMode,
-    PromptLogprobs,
-    TopLogprobs,
-)
+from areal.services.inference.engines import base, transport
 from areal.services.inference.engines.embedded.model_folder import open_checkpoint
 
 _log = logging.getLogger(__name__)
@@ -75,7 +58,7 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NO_SAVER = "this SGLang cannot release its memory: start it with --enable-memory-saver"
 
 
-_TEMPERED = LogprobsMode(before_penalties=False, before_grammars=False)
+_TEMPERED = base.LogprobsMode(before_penalties=False, before_grammars=False)
 
 
 class SglangClient(transport.EngineClient):
@@ -83,12 +66,15 @@ class SglangClient(transport.EngineClient):
     no_route = "this SGLang has no {path}: it is too old"
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
-        capabilities = Capabilities(
-            sampling_fields=SAMPLING_FIELDS - {"seed"}, response_format=True, prompt_logprobs=True, logprobs=_TEMPERED
+        capabilities = base.Capabilities(
+            sampling_fields=base.SAMPLING_FIELDS - {"seed"},
+            response_format=True,
+            prompt_logprobs=True,
+            logprobs=_TEMPERED,
         )
         super().__init__(http, url, headers, capabilities)
         self._checksum: str | None = None  # of the weights before an update
-        self._verified: str | Broadcast | None = None  # the next update, to which ``_checksum`` belongs
+        self._verified: str | base.Broadcast | None = None  # the next update, to which ``_checksum`` belongs
         self._shapes: Mapping[str, list[int]] = {}
         self._prefix: str | None = None  # of /model_info and /server_info
         self._interval: int | None = None
@@ -97,7 +83,7 @@ class SglangClient(transport.EngineClient):
         self._version: int | None = None  # as it was set or reported last
         self._has_sessions = True  # /begin_weight_update
 
-    def _request(self, call: EngineCall) -> transport.GenerateRequest:
+    def _request(self, call: base.EngineCall) -> transport.GenerateRequest:
         self._check_tokens(call.prompt)
         has_spans = self.capabilities.whole_answers
         offsets = StreamOffsets(call, self.capabilities, self._pace, transport.EventVersions(self._version))
@@ -112,9 +98,9 @@ class SglangClient(transport.EngineClient):
         """Refuse a prompt with an id outside the vocabulary, which would end the server."""
         limit = self.capabilities.vocab_size
         if limit is not None and prompt and not 0 <= min(prompt) <= max(prompt) < limit:
-            raise EngineRefused(f"the prompt has a token id outside the model's vocabulary of {limit}")
+            raise base.EngineRefused(f"the prompt has a token id outside the model's vocabulary of {limit}")
 
-    async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
+    async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> base.PromptLogprobs:
         self._check_tokens(prompt)
         body = {
             **({} if adapter is None else {"lora_path": adapter}),
@@ -131,29 +117,29 @@ class SglangClient(transport.EngineClient):
     async def abort(self, request_id: str) -> None:
         await self._control("/abort_request", {"rid": request_id})
 
-    async def state(self) -> EngineState:
+    async def state(self) -> base.EngineState:
         status, model = await self._info("model_info")
         if (refused := transport.key_refused("SGLang", status)) is not None:
             return refused
         if status != 200:
-            return EngineState(not_ready=self._silent("SGLang", "/model_info", status))
+            return base.EngineState(not_ready=self._silent("SGLang", "/model_info", status))
         if not await self._is_started():
-            return EngineState(not_ready="SGLang is starting")
+            return base.EngineState(not_ready="SGLang is starting")
         if not self._paused and (problem := await self._generation_problem(_TEMPERED, "SGLang")) is not None:
-            return EngineState(not_ready=problem)
+            return base.EngineState(not_ready=problem)
         if self._interval is None:  # a round trip through the scheduler
             status, about = await self._info("server_info")
             if status != 200 and status not in transport.NO_SUCH_ROUTE:
-                return EngineState(not_ready=self._silent("SGLang", "/server_info", status))
+                return base.EngineState(not_ready=self._silent("SGLang", "/server_info", status))
             self._interval = about.get("stream_interval", 1)
         if self._interval != 1 and not self.capabilities.whole_answers:  # otherwise each call has its own
-            return EngineState(not_ready=_INTERVAL % self._interval, advice="start it with --stream-interval 1")
+            return base.EngineState(not_ready=_INTERVAL % self._interval, advice="start it with --stream-interval 1")
         listed, loads = [answer for _, answer in await asyncio.gather(*map(self._get, ("/v1/models", "/v1/loads")))]
         served: dict[str, Any] = next((entry for entry in listed.get("data") or () if not entry.get("parent")), {})
         self._version = transport.weight_version(model.get("weight_version"))
         # A number that increases while the server generates.
         moments = [load["decode_moments"][0] for load in loads.get("loads") or () if load.get("decode_moments")]
-        return EngineState(
+        return base.EngineState(
             not_ready=None,
             version=self._version,
             max_model_len=transport.typed(served, "max_model_len", int),
@@ -209,13 +195,13 @@ class SglangClient(transport.EngineClient):
     async def version(self) -> int | None:
         status, about = await self._info("model_info")
         if status != 200:
-            raise EngineUnavailable(f"SGLang answered {status or 'nothing'} to GET /model_info")
+            raise base.EngineUnavailable(f"SGLang answered {status or 'nothing'} to GET /model_info")
         return transport.weight_version(about.get("weight_version"))
 
-    async def verify_weights(self, source: str | Broadcast) -> None:
+    async def verify_weights(self, source: str | base.Broadcast) -> None:
         """Compare shapes with those of the weights that were served first, if that folder can be read here."""
         self._verified = None
-        if isinstance(source, Broadcast):
+        if isinstance(source, base.Broadcast):
             new = {name: list(shape) for name, shape, _ in source.layout}
         else:
             new = await asyncio.to_thread(_shapes_in, Path(source))
@@ -223,10 +209,10 @@ class SglangClient(transport.EngineClient):
         old = await self._served_shapes()
         wrong = [name for name in old if new.get(name) != old[name]] + [name for name in new if old and name not in old]
         if wrong:
-            raise EngineRefused(f"{_NOT_TAKEN}: {wrong[0]} is {new.get(wrong[0])}, was {old.get(wrong[0])}")
+            raise base.EngineRefused(f"{_NOT_TAKEN}: {wrong[0]} is {new.get(wrong[0])}, was {old.get(wrong[0])}")
         self._verified = source
 
-    async def _verify_once(self, source: str | Broadcast) -> None:
+    async def _verify_once(self, source: str | base.Broadcast) -> None:
         """Verify what could not be verified during generation; the engine is paused now."""
         if self._verified != source:
             await self.verify_weights(source)
@@ -253,33 +239,33 @@ class SglangClient(transport.EngineClient):
         """Run a weight update. The module's docstring describes what happens after a failed one."""
         try:
             await self._checked_command(path, body)
-        except EngineRefused as refused:
+        except base.EngineRefused as refused:
             if _NOT_FLUSHED not in str(refused):
                 raise await self._judged(str(refused)) from refused
             await self._flush_cache()
 
-    async def _judged(self, why: str) -> EngineFailed | EngineRefused:
+    async def _judged(self, why: str) -> base.EngineFailed | base.EngineRefused:
         """Return the error of a failed update, which depends on the weights that the server has now."""
         now = await self._weights_checksum()
         if now is None:
-            return EngineFailed(f"SGLang's update failed, and it does not tell which weights it has: {why}")
+            return base.EngineFailed(f"SGLang's update failed, and it does not tell which weights it has: {why}")
         if now == self._checksum:
-            return EngineRefused(f"{_NOT_TAKEN}: {why}")
-        return EngineFailed(f"SGLang has some of the new weights and not others: {why}")
+            return base.EngineRefused(f"{_NOT_TAKEN}: {why}")
+        return base.EngineFailed(f"SGLang has some of the new weights and not others: {why}")
 
     async def _weights_checksum(self) -> str | None:
         """Return the checksum of the weights that the server computes with; None if it does not report one."""
         try:
             answer = await self._command("/weights_checker", {"action": "checksum"})
-        except (EngineUnsupported, EngineRefused):
+        except (base.EngineUnsupported, base.EngineRefused):
             return None
         return transport.typed(answer, "per_engine_checksum", str)
 
     async def _flush_cache(self) -> None:
         try:
             await self._command("/flush_cache")
-        except (EngineRefused, EngineUnsupported) as error:
-            raise EngineFailed(f"SGLang has the new weights and the cache of the old ones: {error}") from error
+        except (base.EngineRefused, base.EngineUnsupported) as error:
+            raise base.EngineFailed(f"SGLang has the new weights and the cache of the old ones: {error}") from error
 
     async def join_group(self, name: str, place: Mapping[str, object]) -> None:
         body = {
@@ -294,7 +280,7 @@ class SglangClient(transport.EngineClient):
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
         """Check all shapes first: the server loads each tensor as it arrives."""
-        await self._verify_once(Broadcast(name, layout))
+        await self._verify_once(base.Broadcast(name, layout))
         body = {
             "names": [entry[0] for entry in layout],
             "dtypes": [_DTYPES[entry[2]] for entry in layout],
@@ -312,7 +298,7 @@ class SglangClient(transport.EngineClient):
         if self._has_sessions:
             try:
                 await self._begin_session()
-            except EngineUnsupported:
+            except base.EngineUnsupported:
                 self._has_sessions = False
         try:
             yield
@@ -320,19 +306,19 @@ class SglangClient(transport.EngineClient):
             if self._has_sessions:
                 try:
                     await self._checked_command("/end_weight_update", {})
-                except (EngineRefused, EngineUnsupported) as error:
-                    raise EngineFailed(f"SGLang did not finish the new weights: {error}") from error
+                except (base.EngineRefused, base.EngineUnsupported) as error:
+                    raise base.EngineFailed(f"SGLang did not finish the new weights: {error}") from error
 
     async def _begin_session(self) -> None:
         try:
             await self._checked_command("/begin_weight_update", {})
-        except EngineRefused:  # a data proxy that died left one open
+        except base.EngineRefused:  # a data proxy that died left one open
             await self._checked_command("/end_weight_update", {})
             await self._checked_command("/begin_weight_update", {})
 
     async def leave_group(self, name: str) -> None:
         with contextlib.suppress(
-            EngineUnsupported, EngineRefused
+            base.EngineUnsupported, base.EngineRefused
         ):  # an older SGLang keeps the group, or it never joined
             await self._command("/destroy_weights_update_group", {"group_name": name})
 
@@ -340,7 +326,7 @@ class SglangClient(transport.EngineClient):
         """Send a command of weights, whose failure may come with status 200."""
         answer = await self._command(path, body, timeout_s=transport.LOAD_S)
         if answer.get("success") is False:
-            raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
+            raise base.EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
 
     async def release_memory(self) -> None:
         """Release the memory. The server exits if it has a request meanwhile, even one that it has just answered. Its
@@ -350,13 +336,15 @@ class SglangClient(transport.EngineClient):
                 while not await self._flushes():  # noqa: ASYNC110  # another process's state has no event
                     await asyncio.sleep(_LOOK_AGAIN_S)
         except TimeoutError as error:
-            raise EngineRefused(f"SGLang still has requests after {_IDLE_S:g} s: its memory is not released") from error
+            raise base.EngineRefused(
+                f"SGLang still has requests after {_IDLE_S:g} s: its memory is not released"
+            ) from error
         await self._command("/release_memory_occupation", if_missing=_NO_SAVER)
 
     async def _flushes(self) -> bool:
         try:
             await self._command("/flush_cache")
-        except EngineRefused:
+        except base.EngineRefused:
             return False
         return True
 
@@ -364,9 +352,9 @@ class SglangClient(transport.EngineClient):
         await self._command("/resume_memory_occupation", if_missing=_NO_SAVER)
 
 
-def wire_body(call: EngineCall) -> dict[str, Any]:
+def wire_body(call: base.EngineCall) -> dict[str, Any]:
     if call.sampling.ignore_eos and call.sampling.stop_token_ids:
-        raise EngineRefused(_NO_STOPS, "unsupported_by_engine")
+        raise base.EngineRefused(_NO_STOPS, "unsupported_by_engine")
     sampling = transport.sampling_fields(call)
     sampling.pop("top_logprobs", None)
     # Also our defaults: the server may have taken others from the model.
@@ -410,18 +398,18 @@ class StreamOffsets:
     ``after_first_s`` is an estimate, which assumes that all tokens took equally long.
     """
 
-    call: EngineCall
-    capabilities: Capabilities
+    call: base.EngineCall
+    capabilities: base.Capabilities
     pace: transport.Pace
     versions: transport.EventVersions = field(default_factory=transport.EventVersions)
 
-    def deltas(self, data: Any) -> list[EngineDelta]:
+    def deltas(self, data: Any) -> list[base.EngineDelta]:
         answers = data if isinstance(data, list) else [data]  # a whole answer of several choices
         for answer in answers:
             transport.check_event(answer)
         return [self.read(answer, number) for number, answer in enumerate(answers)]
 
-    def read(self, data: Mapping[str, Any], number: int = 0) -> EngineDelta:
+    def read(self, data: Mapping[str, Any], number: int = 0) -> base.EngineDelta:
         index = data.get("index", number)
         about = data.get("meta_info", {})
         entries = about.get("output_token_logprobs") or []
@@ -440,13 +428,13 @@ class StreamOffsets:
             self.pace.learn(latency, total)
         version = transport.known_version(about.get("weight_version"))
         versions, all_versions = self.versions.read(index, len(entries), version, spans)
-        return EngineDelta(
+        return base.EngineDelta(
             index=index,
             token_ids=tuple(entry[1] for entry in entries),
             logprobs=_known(entries),
             versions=versions,
             top_logprobs=tuple(map(_top, tops)) if self.call.sampling.top_logprobs else None,
-            finish_reason=FinishReason.read(reason.get("type")) if ended else None,
+            finish_reason=base.FinishReason.read(reason.get("type")) if ended else None,
             stop_token_id=matched if isinstance(matched, int) else None,
             after_first_s=latency - about.get("first_token_latency", latency / total)
             if ended and total and not first
@@ -455,15 +443,15 @@ class StreamOffsets:
         )
 
 
-def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> PromptLogprobs:
+def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> base.PromptLogprobs:
     """Return the scores in ``meta_info``. Entries are [logprob, token id, ...]; the first logprob is null."""
     entries = about.get("input_token_logprobs") or []
     if [entry[1] for entry in entries] != list(prompt):
-        raise EngineFailed(
+        raise base.EngineFailed(
             f"SGLang told log-probabilities of {len(entries)} tokens, and not those of the prompt's {len(prompt)}"
         )
     tops = about.get("input_top_logprobs") or [None] * len(entries)
-    return PromptLogprobs(_known(entries[1:]), tuple(_top(each)[:top] for each in tops[1:]))
+    return base.PromptLogprobs(_known(entries[1:]), tuple(_top(each)[:top] for each in tops[1:]))
 
 
 def _shapes_in(folder: Path) -> dict[str, list[int]]:
@@ -471,7 +459,7 @@ def _shapes_in(folder: Path) -> dict[str, list[int]]:
     try:
         return {name: list(entry.shape) for name, entry in open_checkpoint(folder).entries.items()}
     except ArealError as error:
-        raise EngineRefused(f"{_NOT_TAKEN}: {error.message}") from error
+        raise base.EngineRefused(f"{_NOT_TAKEN}: {error.message}") from error
 
 
 def _known(entries: Sequence[Sequence[Any]]) -> tuple[float, ...]:
@@ -479,10 +467,12 @@ def _known(entries: Sequence[Sequence[Any]]) -> tuple[float, ...]:
     logprobs = tuple(entry[0] for entry in entries)
     if None in logprobs:
         token = entries[logprobs.index(None)][1]
-        raise EngineFailed(f"SGLang's log-probability of token {token} is not finite: check the weights and the dtype")
+        raise base.EngineFailed(
+            f"SGLang's log-probability of token {token} is not finite: check the weights and the dtype"
+        )
     return logprobs
 
 
-def _top(entry: Any) -> TopLogprobs:
+def _top(entry: Any) -> base.TopLogprobs:
     """Return the most likely tokens, without those of a null log-probability (grammars, ``min_new_tokens``)."""
     return tuple((item[1], item[0]) for item in entry or () if item[0] is not None)

@@ -19,24 +19,7 @@ import orjson
 
 from areal.dataclasses import dataclass, field
 from areal.http.client import CallFailed, HttpClient, Lines, NotConnected, Window, event_payloads
-from areal.services.inference.engines.base import (
-    UNKNOWN_VERSION,
-    Broadcast,
-    Capabilities,
-    DeltaSink,
-    EngineCall,
-    EngineDelta,
-    EngineError,
-    EngineFailed,
-    EngineRefused,
-    EngineState,
-    EngineUnavailable,
-    EngineUnsupported,
-    LogprobsMode,
-    OnFlow,
-    generation_problem,
-    logprobs_problem,
-)
+from areal.services.inference.engines import base
 
 T = TypeVar("T")
 
@@ -52,7 +35,7 @@ _UNKNOWN = "unknown"
 
 def version_label(version: int) -> str:
     """Return ``version`` in the form in which vLLM and SGLang store it."""
-    return _UNKNOWN if version == UNKNOWN_VERSION else str(version)
+    return _UNKNOWN if version == base.UNKNOWN_VERSION else str(version)
 
 
 def weight_version(text: object) -> int | None:
@@ -60,21 +43,21 @@ def weight_version(text: object) -> int | None:
     if text in (None, "default"):
         return 0
     if text == _UNKNOWN:
-        return UNKNOWN_VERSION
+        return base.UNKNOWN_VERSION
     return int(text) if isinstance(text, str | int) and str(text).isdecimal() else None
 
 
 def known_version(version: object) -> int:
     """Return ``weight_version``, or ``UNKNOWN_VERSION`` if it is not a number."""
     number = weight_version(version)
-    return UNKNOWN_VERSION if number is None else number
+    return base.UNKNOWN_VERSION if number is None else number
 
 
 def _versions_in(spans: Sequence[Mapping[str, Any]], first: int, count: int) -> tuple[int, ...]:
     """Return the weight versions of ``count`` tokens from number ``first`` on; unknown outside of the spans."""
     if spans[-1]["start"] <= first and first + count <= spans[-1]["end"]:
         return (known_version(spans[-1]["version"]),) * count
-    versions = [UNKNOWN_VERSION] * count
+    versions = [base.UNKNOWN_VERSION] * count
     for span in spans:
         for number in range(max(span["start"], first), min(span["end"], first + count)):
             versions[number - first] = known_version(span["version"])
@@ -95,16 +78,15 @@ class EventVersions:
     last: dict[int, int] = field(default_factory=dict)
 
     def read(self, index: int, count: int, version: int, spans: Any) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """Return the versions of the ``count`` tokens of an event, and, where ``spans`` correct those of earlier
-        events, the versions of all tokens of the choice."""
+        """Return the versions of an event's ``count`` tokens; where ``spans`` correct earlier ones, all."""
         first = self.seen.get(index, 0)
         total = self.seen[index] = first + count
         if spans:
             return _versions_in(spans, first, count), _versions_in(spans, 0, total) if first else None
-        at_first = None if self.began == UNKNOWN_VERSION else self.began  # nothing is sampled while it is unknown
+        at_first = None if self.began == base.UNKNOWN_VERSION else self.began  # nothing is sampled while it is unknown
         mixed = count > 1 and self.last.get(index, at_first) not in (version, None)
         self.last[index] = version
-        return (UNKNOWN_VERSION if mixed else version,) * count, None
+        return (base.UNKNOWN_VERSION if mixed else version,) * count, None
 
 
 _SMOOTH_S = 0.05  # a reader sees no pause
@@ -133,7 +115,7 @@ def adapters_of(listed: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(entry["id"] for entry in listed.get("data") or () if entry.get("parent"))
 
 
-def sampling_fields(call: EngineCall) -> dict[str, Any]:
+def sampling_fields(call: base.EngineCall) -> dict[str, Any]:
     """Return the sampling parameters that differ from their defaults, as JSON."""
     sampling = call.sampling.changed()
     if "logit_bias" in sampling:
@@ -141,19 +123,19 @@ def sampling_fields(call: EngineCall) -> dict[str, Any]:
     return sampling
 
 
-def weight_source(source: str | Broadcast) -> dict[str, object]:
+def weight_source(source: str | base.Broadcast) -> dict[str, object]:
     return {"path": source} if isinstance(source, str) else {"group": source.group, "layout": source.layout}
 
 
-ReadObject = Callable[[dict[str, object]], Iterable[EngineDelta]]
+ReadObject = Callable[[dict[str, object]], Iterable[base.EngineDelta]]
 """The deltas in one JSON object of an answer. Raises EngineFailed for a failure that it reports."""
 
 MISREAD = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 """Raised by reading an answer in which a field is missing or of another type."""
 
 
-def malformed_answer(error: Exception) -> EngineFailed:
-    return EngineFailed(f"the engine's answer is malformed: {type(error).__name__}: {str(error)[:200]}")
+def malformed_answer(error: Exception) -> base.EngineFailed:
+    return base.EngineFailed(f"the engine's answer is malformed: {type(error).__name__}: {str(error)[:200]}")
 
 
 class JsonLines:
@@ -163,7 +145,7 @@ class JsonLines:
         self._read = read
         self._lines = Lines()
 
-    def feed(self, part: bytes) -> Iterable[EngineDelta]:
+    def feed(self, part: bytes) -> Iterable[base.EngineDelta]:
         """Return the deltas that ``part`` completes. Raises EngineFailed after the deltas before the failure."""
         if not self._lines.is_line(part):
             return self._deltas(self._lines.feed(part))
@@ -172,13 +154,13 @@ class JsonLines:
         except MISREAD as error:
             raise malformed_answer(error) from error
 
-    def _deltas(self, payloads: Iterable[bytes]) -> Iterator[EngineDelta]:
-        deltas: list[EngineDelta] = []
-        failure: EngineError | None = None
+    def _deltas(self, payloads: Iterable[bytes]) -> Iterator[base.EngineDelta]:
+        deltas: list[base.EngineDelta] = []
+        failure: base.EngineError | None = None
         try:
             for payload in payloads:
                 deltas += self._read(orjson.loads(payload))
-        except EngineError as error:
+        except base.EngineError as error:
             failure = error
         except MISREAD as error:
             failure = malformed_answer(error)
@@ -186,7 +168,7 @@ class JsonLines:
         if failure is not None:
             raise failure
 
-    def end(self) -> Iterable[EngineDelta]:
+    def end(self) -> Iterable[base.EngineDelta]:
         """Return the last deltas, at the body's end. Raises EngineFailed for an incomplete answer."""
         return ()
 
@@ -198,7 +180,7 @@ class JsonEvents(JsonLines):
         super().__init__(read)
         self._done = False
 
-    def feed(self, part: bytes) -> Iterable[EngineDelta]:
+    def feed(self, part: bytes) -> Iterable[base.EngineDelta]:
         payloads = []
         for payload in event_payloads(self._lines.feed(part)):
             self._done = self._done or payload == b"[DONE]"
@@ -206,9 +188,9 @@ class JsonEvents(JsonLines):
                 payloads.append(payload)
         return self._deltas(payloads)
 
-    def end(self) -> Iterable[EngineDelta]:
+    def end(self) -> Iterable[base.EngineDelta]:
         if not self._done:
-            raise EngineFailed("the engine's stream was cut")
+            raise base.EngineFailed("the engine's stream was cut")
         return ()
 
 
@@ -219,15 +201,15 @@ def check_event(data: Mapping[str, object]) -> None:
     error = data["error"] if isinstance(data["error"], Mapping) else {"message": data["error"]}
     code, message = error.get("code"), str(error.get("message") or error)
     if isinstance(code, int) and 400 <= code < 500 and code != 429:
-        raise EngineRefused(message)
-    raise EngineFailed(f"the engine failed: {message}")
+        raise base.EngineRefused(message)
+    raise base.EngineFailed(f"the engine failed: {message}")
 
 
-def merged(deltas: Sequence[EngineDelta]) -> Iterable[EngineDelta]:
+def merged(deltas: Sequence[base.EngineDelta]) -> Iterable[base.EngineDelta]:
     """Return one delta per choice."""
     if len(deltas) < 2:
         return deltas
-    of_choice: dict[int, list[EngineDelta]] = {}
+    of_choice: dict[int, list[base.EngineDelta]] = {}
     for delta in deltas:
         parts = of_choice.setdefault(delta.index, [])
         if not parts or parts[-1].finish_reason is None:  # what comes after the end is dropped
@@ -235,10 +217,10 @@ def merged(deltas: Sequence[EngineDelta]) -> Iterable[EngineDelta]:
     return [_joined(parts) if len(parts) > 1 else parts[0] for parts in of_choice.values()]
 
 
-def _joined(parts: Sequence[EngineDelta]) -> EngineDelta:
+def _joined(parts: Sequence[base.EngineDelta]) -> base.EngineDelta:
     last = parts[-1]
     tops = None if last.top_logprobs is None else [part.top_logprobs or () for part in parts]
-    return EngineDelta(
+    return base.EngineDelta(
         index=last.index,
         token_ids=tuple(chain.from_iterable(part.token_ids for part in parts)),
         logprobs=tuple(chain.from_iterable(part.logprobs for part in parts)),
@@ -270,7 +252,7 @@ class EngineClient(ABC):
 
     no_route = "this engine has no {path}"  # the message of EngineUnsupported
 
-    def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str], capabilities: Capabilities) -> None:
+    def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str], capabilities: base.Capabilities) -> None:
         self.capabilities = capabilities
         self._http = http
         self._url = url.rstrip("/")
@@ -282,7 +264,7 @@ class EngineClient(ABC):
         self._generates = False  # whether it has generated since it was found, or since its last update of weights
 
     @abstractmethod
-    def _request(self, call: EngineCall) -> GenerateRequest: ...
+    def _request(self, call: base.EngineCall) -> GenerateRequest: ...
 
     @abstractmethod
     async def set_version(self, version: int) -> None: ...
@@ -299,33 +281,33 @@ class EngineClient(ABC):
         self._generates = False
         before, has_labels = await self.version(), True
         try:
-            await self.set_version(UNKNOWN_VERSION)
-        except EngineUnsupported:
+            await self.set_version(base.UNKNOWN_VERSION)
+        except base.EngineUnsupported:
             has_labels = False
         try:
-            yield version_label(UNKNOWN_VERSION if has_labels else version)
-        except (EngineRefused, EngineUnsupported):
+            yield version_label(base.UNKNOWN_VERSION if has_labels else version)
+        except (base.EngineRefused, base.EngineUnsupported):
             if has_labels:
                 await self._label_weights(before or 0)
             raise
         except BaseException:
-            with contextlib.suppress(EngineError):  # the command may have set another one
-                await self.set_version(UNKNOWN_VERSION)
+            with contextlib.suppress(base.EngineError):  # the command may have set another one
+                await self.set_version(base.UNKNOWN_VERSION)
             raise
         await self._label_weights(version)
 
     async def _label_weights(self, version: int) -> None:
         try:
             await self.set_version(version)
-        except (EngineRefused, EngineUnsupported) as error:
+        except (base.EngineRefused, base.EngineUnsupported) as error:
             if await self.version() != version:  # the update may have set it
-                raise EngineFailed(f"the engine does not take the version of its weights: {error}") from error
+                raise base.EngineFailed(f"the engine does not take the version of its weights: {error}") from error
 
     def point_to(self, url: str) -> None:
         self._url = url.rstrip("/")
         self._forget_engine()
 
-    async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
+    async def stream_to(self, call: base.EngineCall, sink: base.DeltaSink, flowing: base.OnFlow) -> None:
         """Pass deltas to ``sink`` in a callback of the loop, merged over a short window; whole answers at their end."""
         path, body, reader = self._request(call)
         is_whole, data = not body["stream"], orjson.dumps(body, default=array.tolist)  # prompts may be arrays
@@ -351,9 +333,9 @@ class EngineClient(ABC):
                 for delta in reader.end():
                     sink(delta)
         except NotConnected as error:
-            raise EngineUnavailable("the engine does not answer") from error
+            raise base.EngineUnavailable("the engine does not answer") from error
         except CallFailed as error:
-            raise EngineFailed("the connection to the engine broke") from error
+            raise base.EngineFailed("the connection to the engine broke") from error
         finally:
             self._calls[path] -= 1
             self._whole_calls -= is_whole
@@ -378,8 +360,7 @@ class EngineClient(ABC):
         params: Mapping[str, str] | None = None,
         timeout_s: float = COMMAND_S,
     ) -> dict[str, Any]:
-        """Run a control and return the JSON object of the answer. If the engine lacks the route, EngineUnsupported is
-        raised with the message ``no_route``, or ``if_missing``."""
+        """Run a control and return its JSON object. Raises EngineUnsupported with ``if_missing`` without the route."""
         where = f"{path}?{urlencode(params)}" if params else path
         data = orjson.dumps(body or {})
         try:
@@ -387,11 +368,11 @@ class EngineClient(ABC):
                 "POST", self._url, where, timeout_s=timeout_s, headers=self._headers, body=data
             )
         except NotConnected as error:
-            raise EngineUnavailable("the engine does not answer") from error
+            raise base.EngineUnavailable("the engine does not answer") from error
         except (CallFailed, TimeoutError) as error:
-            raise EngineFailed(f"the engine did not answer to {path}: {error!r}") from error
+            raise base.EngineFailed(f"the engine did not answer to {path}: {error!r}") from error
         if answer.status in NO_SUCH_ROUTE:
-            raise EngineUnsupported(if_missing or self.no_route.format(path=path))
+            raise base.EngineUnsupported(if_missing or self.no_route.format(path=path))
         if answer.status != 200:
             raise _failure(answer.status, answer.body)
         return answer.object()
@@ -405,8 +386,7 @@ class EngineClient(ABC):
         return answer.status, answer.object()
 
     def _silent(self, name: str, path: str, status: int) -> str:
-        """Return why the engine is not ready, after ``path`` answered ``status``. An engine that does not answer may
-        restart with other settings and with its first weights."""
+        """Return why the engine is not ready. A silent one may restart with other settings, and its first weights."""
         if status == 0:
             self._forget_engine()
         return f"{name} is not ready: {path} answered {status or 'nothing'}"
@@ -415,38 +395,38 @@ class EngineClient(ABC):
         """Discard all information about the engine process, because another process may answer from now on."""
         self._logprobs_known = self._generates = False
 
-    async def _generation_problem(self, expected: LogprobsMode, name: str) -> str | None:
+    async def _generation_problem(self, expected: base.LogprobsMode, name: str) -> str | None:
         """Return the reason why the engine does not generate, or None. This is checked once per process, together with
         the mode of its log-probabilities, and once after each weight update, unless calls are running, whose progress
         is sufficient. The engine must not be paused."""
         if not self._logprobs_known:
-            problem = await logprobs_problem(self, expected, name)
+            problem = await base.logprobs_problem(self, expected, name)
             self._logprobs_known = problem is None
         elif self._generates or self._calls.total():
             return None
         else:
-            problem = await generation_problem(self, name)
+            problem = await base.generation_problem(self, name)
         self._generates = problem is None
         return problem
 
 
-def _failure(status: int, body: bytes) -> EngineFailed | EngineRefused | EngineUnavailable:
+def _failure(status: int, body: bytes) -> base.EngineFailed | base.EngineRefused | base.EngineUnavailable:
     text, code, param = read_error(body)
     if not text and status in _PHRASES:
         text = _PHRASES[status]
     if status in _NEVER_BEGAN:
-        return EngineUnavailable(f"the engine takes no requests now: {text}")
+        return base.EngineUnavailable(f"the engine takes no requests now: {text}")
     if 400 <= status < 500 and status not in (401, 403, 404, 405):
-        return EngineRefused(text, code, param)
-    return EngineFailed(f"the engine answered {status}: {text}" + "; its log has the cause" * (status >= 500))
+        return base.EngineRefused(text, code, param)
+    return base.EngineFailed(f"the engine answered {status}: {text}" + "; its log has the cause" * (status >= 500))
 
 
-def key_refused(engine: str, status: int) -> EngineState | None:
+def key_refused(engine: str, status: int) -> base.EngineState | None:
     """Return the state of an engine that refused its key with ``status``; None for other statuses."""
     if status not in (401, 403):
         return None
     what = f"{engine} does not take the key, or wants one: it answered {status}"
-    return EngineState(not_ready=what, advice="name the one of its --api-key in engineApiKeyFrom")
+    return base.EngineState(not_ready=what, advice="name the one of its --api-key in engineApiKeyFrom")
 
 
 def read_error(body: bytes) -> tuple[str, str | None, str | None]:

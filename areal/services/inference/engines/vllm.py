@@ -17,9 +17,8 @@ mode. Weights are loaded by areal's extension of its workers (``vllm_plugin``), 
 own reload silently keeps the old head if the head is tied to the embedding.
 
 Log-probabilities depend on ``--logprobs-mode``. With ``processed_logprobs``, which areal sets, they include the
-temperature, filters, penalties and grammars. With ``raw_logprobs``, vLLM's default, they include only grammars. The
-mode is determined when the engine is up (``logprobs_problem``). Log-probabilities of a prompt (``prompt_logprobs``, not
-in streams) are those of softmax(logits) in every mode.
+temperature, filters, penalties and grammars. With ``raw_logprobs``, vLLM's default, they include only grammars.
+``logprobs_problem`` finds the mode. Log-probabilities of a prompt (not in streams) are always of softmax(logits).
 
 vLLM raises temperatures below 0.01 to 0.01, and samples only one greedy choice: further ones are copies of it.
 """
@@ -38,24 +37,7 @@ from typing import Any
 from areal.dataclasses import dataclass, field
 from areal.http.client import CallFailed, HttpClient
 from areal.http.headers import unique_id
-from areal.services.inference.engines import transport
-from areal.services.inference.engines.base import (
-    UNKNOWN_VERSION,
-    Broadcast,
-    Capabilities,
-    EngineCall,
-    EngineDelta,
-    EngineError,
-    EngineFailed,
-    EngineRefused,
-    EngineState,
-    EngineUnavailable,
-    EngineUnsupported,
-    FinishReason,
-    LogprobsMode,
-    PromptLogprobs,
-    TopLogprobs,
-)
+from areal.services.inference.engines import base, transport
 from areal.wire.sampling import SamplingParams
 
 _WIRE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
@@ -70,7 +52,7 @@ _GENERATE = "/inference/v1/generate"
 _GENERATED = re.compile(rb"^vllm:generation_tokens_total\{[^}]*\} ([0-9.e+]+)", re.MULTILINE)
 
 
-_PROCESSED = LogprobsMode(before_filters=False, before_penalties=False, before_grammars=False)
+_PROCESSED = base.LogprobsMode(before_filters=False, before_penalties=False, before_grammars=False)
 _LOWEST_TEMPERATURE = 0.01
 
 
@@ -79,7 +61,7 @@ class VllmClient(transport.EngineClient):
     no_route = "this vLLM has no {path}: start it with VLLM_SERVER_DEV_MODE=1 (sleeping: and --enable-sleep-mode)"
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
-        capabilities = Capabilities(
+        capabilities = base.Capabilities(
             response_format=True, prompt_logprobs=True, lowest_temperature=_LOWEST_TEMPERATURE, logprobs=_PROCESSED
         )
         super().__init__(http, url, headers, capabilities)
@@ -90,7 +72,7 @@ class VllmClient(transport.EngineClient):
         self._event = asyncio.Event()
         self._pace = transport.Pace()
 
-    async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
+    async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> base.PromptLogprobs:
         body = {
             "model": adapter or self._served(),
             "prompt": list(prompt),
@@ -105,12 +87,12 @@ class VllmClient(transport.EngineClient):
 
     def _served(self) -> str:
         if self._model is None:
-            raise EngineUnavailable("vLLM has not reported yet which model it serves")
+            raise base.EngineUnavailable("vLLM has not reported yet which model it serves")
         return self._model
 
-    def _request(self, call: EngineCall) -> transport.GenerateRequest:
+    def _request(self, call: base.EngineCall) -> transport.GenerateRequest:
         alike = range(call.sampling.n) if call.sampling.greedy and call.sampling.n > 1 else ()
-        read_one: Callable[[Mapping[str, Any], int], EngineDelta]
+        read_one: Callable[[Mapping[str, Any], int], base.EngineDelta]
         if self.capabilities.whole_answers and not call.sampling.top_logprobs:
             route, body = _GENERATE, spans_body(call, self._served(), self._pace.interval)
             read_one = SpannedChoices(self._pace, versions=transport.EventVersions(self._version)).read
@@ -118,12 +100,12 @@ class VllmClient(transport.EngineClient):
             route, body = _COMPLETIONS, wire_body(call, self._served())
             read_one = partial(read_choice, call)
 
-        def read(data: dict[str, Any]) -> list[EngineDelta]:
+        def read(data: dict[str, Any]) -> list[base.EngineDelta]:
             transport.check_event(data)
             self._event.set()
             if not body["stream"]:
                 self._answered = time.monotonic()
-            version = UNKNOWN_VERSION if self._version is None else self._version
+            version = base.UNKNOWN_VERSION if self._version is None else self._version
             deltas = [read_one(choice, version) for choice in data.get("choices", ())]
             return [replace(delta, index=index) for delta in deltas for index in alike] if alike else deltas
 
@@ -141,28 +123,28 @@ class VllmClient(transport.EngineClient):
     async def abort(self, request_id: str) -> None:
         """Do nothing: closing the connection has aborted the request."""
 
-    async def state(self) -> EngineState:
+    async def state(self) -> base.EngineState:
         about = await asyncio.gather(*map(self._get, ("/health", "/v1/models", "/is_paused")))
         (status, _), (status_listed, listed), (_, pausing) = about
         if status != 200:
-            return EngineState(not_ready=self._silent("vLLM", "/health", status))
+            return base.EngineState(not_ready=self._silent("vLLM", "/health", status))
         if (refused := transport.key_refused("vLLM", status_listed)) is not None:
             return refused
         served = next((model for model in listed.get("data") or () if not model.get("parent")), None)
         if served is None:
-            return EngineState(not_ready="vLLM lists no model")
+            return base.EngineState(not_ready="vLLM lists no model")
         self._model = served["id"]
         if self._version is None:  # an earlier data proxy may have set one
             status, labelled = await self._get("/weight_info")
             if status != 200 and status not in transport.NO_SUCH_ROUTE:
-                return EngineState(not_ready=self._silent("vLLM", "/weight_info", status))
+                return base.EngineState(not_ready=self._silent("vLLM", "/weight_info", status))
             self._version = transport.weight_version(labelled.get("weight_version"))
         paused = transport.typed(pausing, "is_paused", bool)
         if paused is not True and (problem := await self._generation_problem(_PROCESSED, "vLLM")) is not None:
-            return EngineState(not_ready=problem)
+            return base.EngineState(not_ready=problem)
         if not self._knows_whole and paused is not True:
             await self._learn_whole_answers()
-        return EngineState(
+        return base.EngineState(
             not_ready=None,
             version=self._version,
             generated=await self._progress(),
@@ -173,13 +155,15 @@ class VllmClient(transport.EngineClient):
         )
 
     async def _learn_whole_answers(self) -> None:
-        call = EngineCall(unique_id("whole_"), ((1,),), SamplingParams(max_new_tokens=1, temperature=0.0), stream=False)
+        call = base.EngineCall(
+            unique_id("whole_"), ((1,),), SamplingParams(max_new_tokens=1, temperature=0.0), stream=False
+        )
         body = spans_body(call, self._served(), 1)
         try:
             answer = await self._command(_GENERATE, body)
-        except (EngineUnsupported, EngineRefused):
+        except (base.EngineUnsupported, base.EngineRefused):
             answer = {}
-        except EngineError:  # asked again
+        except base.EngineError:  # asked again
             return
         choices = answer.get("choices") or [{}]
         has_spans = bool(choices[0].get("weight_versions"))
@@ -216,7 +200,7 @@ class VllmClient(transport.EngineClient):
     async def set_version(self, version: int) -> None:
         self._flush()  # tokens that have arrived belong to the old version
         self._version = version
-        with contextlib.suppress(EngineUnsupported):  # an older vLLM stores no version
+        with contextlib.suppress(base.EngineUnsupported):  # an older vLLM stores no version
             body = {"new_version": transport.version_label(version)}
             await self._command("/update_weight_version", body)
 
@@ -227,7 +211,7 @@ class VllmClient(transport.EngineClient):
         async with self._replacing_weights(version):
             _check_refusals(await self._call_workers("areal_load_weights", {"path": folder}, transport.LOAD_S))
 
-    async def stage_weights(self, source: str | Broadcast, version: int) -> None:
+    async def stage_weights(self, source: str | base.Broadcast, version: int) -> None:
         await self._run_on_workers("areal_stage", {"version": version, **transport.weight_source(source)})
 
     async def load_staged(self, version: int) -> None:
@@ -255,11 +239,11 @@ class VllmClient(transport.EngineClient):
                     await asyncio.sleep(_LOOK_AGAIN_S)
                     states = await self._call_workers("areal_state", {})
         except BaseException:
-            with contextlib.suppress(EngineError, TimeoutError):
+            with contextlib.suppress(base.EngineError, TimeoutError):
                 await self._call_workers("areal_forget", {}, _GIVE_UP_S)
             raise
         if failures := [why for state in states if (why := _failure_of(state))]:
-            raise EngineRefused(f"the weights were not taken, the old ones serve on: {failures[0]}")
+            raise base.EngineRefused(f"the weights were not taken, the old ones serve on: {failures[0]}")
 
     async def _call_workers(
         self, method: str, order: Mapping[str, object], timeout_s: float = _WORKERS_S
@@ -268,7 +252,7 @@ class VllmClient(transport.EngineClient):
         answer = await self._command("/collective_rpc", body, timeout_s=timeout_s)
         results = answer.get("results")
         if not isinstance(results, list) or not results:
-            raise EngineFailed(f"vLLM's workers did not answer to {method}: {answer}")
+            raise base.EngineFailed(f"vLLM's workers did not answer to {method}: {answer}")
         return [None if each in (None, "None") else str(each) for each in results]
 
     async def release_memory(self) -> None:
@@ -281,16 +265,16 @@ class VllmClient(transport.EngineClient):
 def _check_refusals(results: list[str | None]) -> None:
     refusals = [each for each in results if each is not None]
     if refusals and len(refusals) < len(results):
-        raise EngineFailed(f"some of vLLM's workers have the new weights and others the old ones: {refusals[0]}")
+        raise base.EngineFailed(f"some of vLLM's workers have the new weights and others the old ones: {refusals[0]}")
     if refusals:
-        raise EngineRefused(f"the weights were not loaded, the old ones serve on: {refusals[0]}")
+        raise base.EngineRefused(f"the weights were not loaded, the old ones serve on: {refusals[0]}")
 
 
 def _failure_of(state: str | None) -> str | None:
     return state.removeprefix("failed: ") if state is not None and state.startswith("failed: ") else None
 
 
-def _sampling(call: EngineCall) -> dict[str, object]:
+def _sampling(call: base.EngineCall) -> dict[str, object]:
     sampling = {_WIRE_NAMES.get(name, name): value for name, value in transport.sampling_fields(call).items()}
     sampling.pop("top_logprobs", None)
     if call.sampling.greedy:
@@ -301,7 +285,7 @@ def _sampling(call: EngineCall) -> dict[str, object]:
     return {**sampling, "logprobs": call.sampling.top_logprobs, "skip_special_tokens": False}
 
 
-def spans_body(call: EngineCall, model: str, interval: int) -> dict[str, object]:
+def spans_body(call: base.EngineCall, model: str, interval: int) -> dict[str, object]:
     """Return the body of a call of ``/inference/v1/generate``, with events of at least ``interval`` tokens."""
     sampling = {**_sampling(call), "detokenize": False}
     if call.stream:
@@ -324,7 +308,7 @@ def spans_body(call: EngineCall, model: str, interval: int) -> dict[str, object]
     }
 
 
-def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
+def wire_body(call: base.EngineCall, model: str) -> dict[str, Any]:
     body = {
         **_sampling(call),
         "model": call.adapter or model,
@@ -342,22 +326,22 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
     return body
 
 
-def read_choice(call: EngineCall, choice: Mapping[str, Any], version: int) -> EngineDelta:
+def read_choice(call: base.EngineCall, choice: Mapping[str, Any], version: int) -> base.EngineDelta:
     """Return a choice of a chunk, sampled by weights ``version``. Requests have no stop strings, so if a choice ended
     with "stop", its last token stopped it."""
     ids = tuple(choice.get("token_ids") or ())
     logprobs = choice.get("logprobs") or {}
     finish = choice.get("finish_reason")
-    reason = None if finish is None else FinishReason.read(finish)
+    reason = None if finish is None else base.FinishReason.read(finish)
     wanted = call.sampling.top_logprobs
-    return EngineDelta(
+    return base.EngineDelta(
         index=choice["index"],
         token_ids=ids,
         logprobs=tuple(logprobs.get("token_logprobs") or ())[: len(ids)],
         versions=(version,) * len(ids),
         top_logprobs=_tops(logprobs.get("top_logprobs") or (), wanted) if wanted else None,
         finish_reason=reason,
-        stop_token_id=ids[-1] if reason is FinishReason.STOP and ids else None,
+        stop_token_id=ids[-1] if reason is base.FinishReason.STOP and ids else None,
     )
 
 
@@ -370,44 +354,44 @@ class SpannedChoices:
     began: float = field(default_factory=time.monotonic)
     versions: transport.EventVersions = field(default_factory=transport.EventVersions)
 
-    def read(self, choice: Mapping[str, Any], version: int) -> EngineDelta:
+    def read(self, choice: Mapping[str, Any], version: int) -> base.EngineDelta:
         """Return the deltas of an object. ``version``: the version of tokens that arrive now."""
         index, ids = choice["index"], tuple(choice.get("token_ids") or ())
         entries = (choice.get("logprobs") or {}).get("content") or ()
         finish = choice.get("finish_reason")
-        reason = None if finish is None else FinishReason.read(finish)
+        reason = None if finish is None else base.FinishReason.read(finish)
         versions, all_versions = self.versions.read(index, len(ids), version, choice.get("weight_versions"))
         total, latency = self.versions.seen[index], time.monotonic() - self.began
         if reason is not None:
             self.pace.learn(latency, total)
-        return EngineDelta(
+        return base.EngineDelta(
             index=index,
             token_ids=ids,
             logprobs=tuple(each["logprob"] for each in entries),
             versions=versions,
             finish_reason=reason,
-            stop_token_id=ids[-1] if reason is FinishReason.STOP and ids else None,
+            stop_token_id=ids[-1] if reason is base.FinishReason.STOP and ids else None,
             after_first_s=latency * (1 - 1 / total) if reason is not None and ids and total == len(ids) else 0.0,
             all_versions=all_versions,
         )
 
 
-def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs:
+def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> base.PromptLogprobs:
     """Return the scores in ``prompt_logprobs``, with the ``top`` most likely tokens at each position."""
     reported = [{int(token): about["logprob"] for token, about in (entry or {}).items()} for entry in entries or ()]
     if len(reported) != len(prompt) or any(
         token not in each for token, each in zip(prompt[1:], reported[1:], strict=True)
     ):
-        raise EngineFailed(
+        raise base.EngineFailed(
             f"vLLM told log-probabilities of {len(reported)} tokens, and not those of the prompt's {len(prompt)}"
         )
     ranked = [sorted(each.items(), key=lambda item: -item[1])[:top] for each in reported[1:]]
-    return PromptLogprobs(
+    return base.PromptLogprobs(
         tuple(each[token] for token, each in zip(prompt[1:], reported[1:], strict=True)), tuple(map(tuple, ranked))
     )
 
 
-def _tops(entries: Any, wanted: int) -> tuple[TopLogprobs, ...]:
+def _tops(entries: Any, wanted: int) -> tuple[base.TopLogprobs, ...]:
     """Return the ``wanted`` most likely tokens at each position. vLLM adds the sampled one if it is not among them."""
     named = (
         ((int(name.removeprefix("token_id:")), value) for name, value in (entry or {}).items()) for entry in entries
