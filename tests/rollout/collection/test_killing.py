@@ -148,3 +148,7 @@ def test_ctrl_c_finishes_episodes_with_resume_hint(bench: Bench, collecting: Col
     assert ended.code == 130
     assert "1 of 2 done; the same command with --resume goes on" in ended.err
     assert [line["episode"] for line in collecting.lines()] == ["0-0"]
+    reward = collecting.code("def reward(prompt):\n    return 0.0\n", name="rewards.py") + ":reward"
+    judged = ("--name", "judged", "--reward", reward, "--fail-under", "1")
+    ended = spawn("eval", "--dataset", data, "--agent", f"{agent}:agent", "--concurrency", "1", *judged).finish()
+    assert ended.code == 130 and "below 1" not in ended.err, "an interrupted evaluation is not judged"
