@@ -274,6 +274,9 @@ def test_replaced_processes_are_listed_only_with_all(served: Box) -> None:  # no
     assert {row["replica"] for row in ended} == {0, 1}
     assert not [row for row in document(served, "logs", "model/reverse")["items"] if row["replica"]]
     assert document(served, "logs", "model/reverse", "-r", "1")["items"]
+    served.ok("suspend", "model/reverse")
+    assert "hint: areal resume model/reverse; " in served.areal("inf", "chat", "-m", "12").err
+    served.ok("resume", "model/reverse")
 
 
 @pytest.mark.extended

@@ -175,8 +175,9 @@ def _require_serving(cli: Invocation, chosen: GatewayClient, service: str | None
         return
     name, phase, _, message = wanted[0]
     why = f"model/{name} is {phase}" + (f": {message}" if message else "")
-    wait = "" if phase in ("Failed", "Suspended") else f"areal wait model/{name} --for ready; "
-    raise ArealError(why, hint=f"{wait}areal describe model/{name}")
+    first = {"Failed": "", "Suspended": f"areal resume model/{name}; "}
+    step = first.get(str(phase), f"areal wait model/{name} --for ready; ")
+    raise ArealError(why, hint=f"{step}areal describe model/{name}")
 
 
 @dataclass
