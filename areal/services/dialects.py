@@ -75,7 +75,7 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """Return a custom tool's input from the model's arguments; what is no object with that text is the input itself."""
+    """Return a custom tool's input from the model's arguments; all else is the input itself."""
     try:
         value = from_json(arguments, allow_partial="trailing-strings")["input"]
     except (ValueError, KeyError, TypeError):
