@@ -9,6 +9,7 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from areal.dataclasses import dataclass, field
 from areal.errors import TimedOut
@@ -85,7 +86,12 @@ class Executor:
         while not self._paused and (item := self.staleness.next_to_run()) is not None:
             task = asyncio.create_task(self._run(item), name=f"episode-{item.task_id}")
             self._tasks[item.number] = (item, task)
-            task.add_done_callback(lambda _, number=item.number: self._tasks.pop(number))  # type: ignore[misc]
+            task.add_done_callback(partial(self._forget, item.number))
+
+    def _forget(self, number: int, ended: asyncio.Task[None]) -> None:
+        """Forget a task, unless its episode runs again already: its result was too old as it ended."""
+        if self._tasks[number][1] is ended:
+            del self._tasks[number]
 
     def in_flight(self) -> list[EpisodeSpec]:
         """Return the running episodes of the staleness window."""

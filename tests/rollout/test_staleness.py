@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import random
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from areal.rollout.executor import Executor
 from areal.rollout.failures import Failure
 from areal.rollout.staleness import (
     EpisodeSpec,
@@ -45,6 +47,25 @@ def test_capacity_respects_bounds_and_decreases_per_start(
     assert free <= max(0, (window.staleness + 1) * window.batch - running - unconsumed - in_training)
     after = capacity(window, running=running + 1, unconsumed=unconsumed, in_training=in_training, outside=outside)
     assert after == max(0, free - 1)
+
+
+async def test_episode_that_runs_again_as_it_ends_is_one_of_those_in_flight() -> None:
+    """Its result was too old at once, and a caller waits: the second run begins before the end of the first is seen."""
+    versions = iter((0, 5))
+    executor: Executor
+
+    async def run(item: EpisodeSpec) -> Rollout:
+        version = next(versions)
+        if version:
+            await asyncio.sleep(0.01)
+            assert executor.in_flight() == [item]
+        return Rollout(item, None, version, version)
+
+    executor = Executor(StalenessManager(StalenessWindow(1, 0, 1), version=5), run)
+    executor.submit([item(1)])
+    (taken,) = await executor.take(1, 5.0, completed=False, low_water=0) or ()
+    await asyncio.sleep(0)
+    assert (taken.head_version, executor.in_flight(), executor._tasks) == (5, [], {})
 
 
 def test_capacity_equals_published_formula_for_whole_batches() -> None:
