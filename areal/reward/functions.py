@@ -17,7 +17,7 @@ from typing import Any
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, UsageFault, did_you_mean
 from areal.loading import load_callable
-from areal.reward.frames import FunctionTarget
+from areal.reward.frames import Call, FunctionTarget
 
 OWN_ARGUMENTS = ("prompt", "completions", "prompt_ids", "completion_ids")
 _TOKENS = OWN_ARGUMENTS[2:]
@@ -160,6 +160,15 @@ class Parameters:
                 "columns that it takes",
             ) from error
         return args, kwargs
+
+    def calls(self, owns: Sequence[tuple[Any, ...]], row: Mapping[str, Any]) -> list[Call]:
+        """As ``call``, for each of several responses to one prompt. They share the row's columns, which are chosen, and
+        sent to another process, once."""
+        args, kwargs = self.call(owns[0], row)
+        named = [(place, name) for place, name in enumerate(OWN_ARGUMENTS) if name in kwargs]
+        if not named:
+            return [(own[: len(args)], kwargs) for own in owns]
+        return [(args, kwargs | {name: own[place] for place, name in named}) for own in owns]
 
     @cached_property
     def _bind(self) -> Callable[[int, tuple[str, ...]], object]:

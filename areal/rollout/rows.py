@@ -115,7 +115,7 @@ class _RewardCaller:
             raise UsageFault(f"reward {reward_fn!r}: {error}") from error
         parameters = Parameters.of(found)
         parameters.check_types()
-        self.call = parameters.call
+        self.call, self.calls = parameters.call, parameters.calls
         if isinstance(reward_fn, str):
             self.name = reward_fn.replace(":", ".").rpartition(".")[2]
         else:
@@ -162,10 +162,8 @@ class RowReward:
         self, prompt: str, prompt_ids: list[int], answers: list[tuple[str, list[int]]], row: Mapping[str, object]
     ) -> list[float | Exception]:
         """Return the reward of each response (text, token ids) to one prompt, or the first error of its functions."""
-        jobs = [
-            (function, [function.call((prompt, text, prompt_ids, ids), row) for text, ids in answers])
-            for function in self._functions
-        ]
+        owns = [(prompt, text, prompt_ids, ids) for text, ids in answers]
+        jobs = [(function, function.calls(owns, row)) for function in self._functions]
         with tracing.span("reward", {"areal.samples": len(answers)}):
             found = await asyncio.gather(*(function.wrapper.each(calls) for function, calls in jobs))
         result: list[float | Exception] = []

@@ -341,6 +341,17 @@ def test_wrapper_of_a_reward_of_a_batch_rewards_one_response(function: Any) -> N
         Parameters.of(batch).check_types()
 
 
+@pytest.mark.parametrize(
+    "reward",
+    [rewards.length, rewards.only_some, rewards.in_another_order, rewards.by_keyword, rewards.no_extra],
+    ids=name_of,
+)
+def test_responses_of_one_row_get_the_arguments_of_single_calls(reward: Any) -> None:
+    parameters, row = Parameters.of(reward), {"answer": "7", "prompt": "hidden"}
+    owns = [("p", text, [1, 2], [len(text)]) for text in ("7", "", "12")]
+    assert parameters.calls(owns, row) == [parameters.call(own, row) for own in owns]
+
+
 def annotated(source: str) -> Any:
     """The function, with annotations that are text."""
     names: dict[str, Any] = {}
