@@ -49,7 +49,8 @@ def resident_bytes(pid: int) -> int:
 
 
 def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Those that any of its threads has started."""
+    return [int(each) for file in Path(f"/proc/{pid}/task").glob("*/children") for each in file.read_text().split()]
 
 
 class Floor:
