@@ -59,7 +59,8 @@ dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocess
 ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout
 accelerator_config parallelism_config full_determinism local_rank save_on_each_node save_safetensors
 enable_jit_checkpoint use_ipex restore_callback_states_from_checkpoint mixed_precision ds3_gather_for_generation
-device_map use_cache cache_dir token low_cpu_mem_usage dataset_token dataset_cache_dir sanity_check
+device_map use_cache cache_dir token low_cpu_mem_usage num_proc verification_mode sanity_check fast_inference
+max_lora_rank gpu_memory_utilization
 gradient_checkpointing_use_reentrant force_use_ref_model is_encoder_decoder
 cache_implementation use_transformers_paged use_transformers_continuous_batching
 transformers_continuous_batching_config precompute_ref_log_probs precompute_ref_batch_size use_logits_to_keep
@@ -184,6 +185,7 @@ _ONLINE: Mapping[str, Rule] = {
     "num_generations_eval": joint("eval_gconfig.n_samples", whole(1), neutral=(None,)),
     "max_completion_length": to("gconfig.max_new_tokens", whole(1)),
     "max_prompt_length": joint("train_dataset.max_length", whole(1), neutral=(None,)),
+    "max_seq_length": ignored("prompts and answers have bounds of their own"),
     "generation_batch_size": joint("train_dataset.batch_size", whole(1), neutral=(None,)),
     "steps_per_generation": joint("actor.ppo_n_minibatches", whole(1), neutral=(None,)),
     "num_iterations": to("actor.ppo_epochs", whole(1)),

@@ -341,12 +341,12 @@ def test_config_in_code_is_read_without_running_it() -> None:
     draft = convert(SOURCES["trl"].trainers[trainer], {**keys, "num_processes": 1})
     found = {each.key: each for each in draft.entries}
     assert trainer == "grpo" and draft.config["actor"]["path"] == "Qwen/Qwen2.5-0.5B"
-    assert draft.config["gconfig"]["n_samples"] == 8 and draft.config["actor"]["lora_rank"] == 16
+    assert draft.config["gconfig"]["n_samples"] == 8 and draft.config["gconfig"]["max_new_tokens"] == 256
+    assert draft.config["actor"]["lora_rank"] == 16
     assert draft.config["train_dataset"]["path"] == "trl-lib/DeepMath-103K"
     refused = {key: each.note for key, each in found.items() if each.fate is Fate.REFUSED}
     assert refused == {
         "learning_rate": "train.py:13: not a literal: add KEY=VALUE",
-        "max_completion_length": "train.py:13: not a literal: add KEY=VALUE",
         "num_train_epochs": "train.py:14: not a literal: add KEY=VALUE",
         "**more": "train.py:14: not a literal: add KEY=VALUE",
         "rollout_func": "train.py:17: not a literal: add KEY=VALUE",
@@ -443,6 +443,8 @@ TWO = "accelerate launch sft.py --seed 1\naccelerate launch src/mine.py --beta 0
 
 
 def test_trainer_selects_the_command_of_a_script() -> None:
+    code = "SFTConfig(seed=1)\nGRPOConfig(seed=2)"
+    assert read_keys("trl", "grpo", code, {}, "train.py") == ("grpo", {"seed": 2})
     assert read_keys("trl", None, TWO, {}, "run.sh") == ("sft", {"seed": 1})
     both = TWO + "python grpo.py --seed 2\n"
     assert read_keys("trl", None, both, {}, "run.sh") == ("grpo", {"seed": 2})
@@ -462,9 +464,24 @@ def test_script_of_its_own_is_named_and_read_with_a_trainer() -> None:
 
 
 def test_model_wrapped_in_adapters_by_script_is_refused_with_line() -> None:
-    code = "model = PEFT.get_peft_model(model, r=16)\nargs = GRPOConfig(seed=1)\nGRPOTrainer(model, args=args)"
+    code = "model = peft.get_peft_model(model, made())\nargs = GRPOConfig(seed=1)\nGRPOTrainer(model, args=args)"
     _, keys = read_keys("trl", None, code, {}, "train.py")
     assert "train.py:1: adapters made by the script" in fates(convert(TRL["grpo"], keys), Fate.REFUSED)["use_peft"]
+
+
+@pytest.mark.parametrize(
+    "adapters",
+    ["model, r=32, lora_alpha=64, random_state=1, loftq_config=None", "model, LoraConfig(r=32, lora_alpha=64)"],
+)
+def test_only_model_of_a_script_and_its_adapters_are_read(adapters: str) -> None:
+    code = f"""model, tokenizer = FastLanguageModel.from_pretrained(model_name="org/model", load_in_4bit=True)
+model = get_peft_model({adapters})
+GRPOTrainer(model=model, args=GRPOConfig(num_generations=4, per_device_train_batch_size=4))"""
+    trainer, keys = read_keys("trl", None, code, {}, "train.py")
+    draft = convert(TRL[trainer], {**keys, **BASE, "model_name_or_path": keys["model_name_or_path"]})
+    assert draft.config["actor"]["path"] == "org/model" and not fates(draft, Fate.REFUSED)
+    assert (draft.config["actor"]["lora_rank"], draft.config["actor"]["lora_alpha"]) == (32, 64)
+    assert "bfloat16" in fates(draft, Fate.LOSSY)["load_in_4bit"]
 
 
 def test_adapters_in_code_use_peft_defaults() -> None:
