@@ -144,6 +144,15 @@ def divided(draft: Draft, key: str, whole_batch: int, part: int, unit: str, mode
         draft.mark(key, Fate.MAPPED, note, f"{model}.ppo_n_minibatches")
 
 
+def bound_micro_batches(draft: Draft, longest: Any, rows: Mapping[str, Any]) -> None:
+    """Bound micro-batches to what the source has in one: ``rows``, by model, of ``longest`` tokens. Without a bound a
+    whole minibatch is one."""
+    for model, count in rows.items():
+        if model in draft.config and "mb_spec" not in draft.config[model]:
+            count = count if isinstance(count, int) and count > 0 else 1
+            draft.set(f"{model}.mb_spec.max_tokens_per_mb", count * int(longest))
+
+
 def validate(draft: Draft) -> None:
     """Leave out the settings of an evaluation that has no data set."""
     if "valid_dataset" in draft.config:

@@ -13,6 +13,7 @@ from areal.convert.finishing import (
     adam,
     adapt,
     ask_for_version,
+    bound_micro_batches,
     clip_rewards,
     divided,
     drop_critic,
@@ -132,8 +133,14 @@ def _ppo(draft: Draft) -> None:
     draft.set("rollout.dump_to_file", True)
     pick_columns(draft, {"prompt": values["data.input_key"]}, "data.input_key")
     _layout(draft)
+    rows = values.get("train.micro_batch_size", _MICRO)
+    longest = draft.config["gconfig"]["max_tokens"]
+    bound_micro_batches(draft, longest, dict.fromkeys(("actor", "critic", "ref"), rows))
     _reward(draft)
     _end(draft)
+
+
+_MICRO = 4  # rows, by default
 
 
 _NORMS: Mapping[str, Mapping[str, object] | None] = {
@@ -281,6 +288,9 @@ def _offline(trainer: str, rows: str, more: Callable[[Draft], None]) -> Callable
             draft.mark("data.input_template", Fate.LOSSY, "a prompt has no text around it but the chat template's")
         nodes = values.get("num_nodes") or values.get("nnodes") or 1
         more(draft)
+        longest = draft.config["train_dataset"]["max_length"] * (1 if trainer == "sft" else 2)
+        count = values.get("train.micro_batch_size", _MICRO)
+        bound_micro_batches(draft, longest, {"actor": count, "ref": count})
         train_on(draft, int(nodes) * int(values.get("num_gpus") or values.get("nproc_per_node") or 8))
         _end(draft)
 

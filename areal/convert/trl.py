@@ -12,6 +12,7 @@ from pathlib import PurePath
 from areal.convert.finishing import (
     adapt,
     ask_for_version,
+    bound_micro_batches,
     clip_rewards,
     engine_flags,
     keep_rewards,
@@ -195,6 +196,8 @@ def _offline(trainer: str, rows: str, more: Callable[[Draft], None]) -> Callable
         if draft.values.get("max_length") is not None or draft.values.get("max_seq_length") is not None:
             draft.mark("truncation_mode", Fate.LOSSY, "rows longer than max_length are left out, not cut")
         more(draft)
+        longest = draft.config["train_dataset"].get("max_length", 1024) * (1 if trainer == "sft" else 2)
+        bound_micro_batches(draft, longest, {"actor": draft.number("per_device_train_batch_size")})
         train_on(draft, draft.number("num_processes"))
         _periods(draft, 1)
 
@@ -274,6 +277,9 @@ def _online(draft: Draft, earlier: Mapping[str, str]) -> int:
     draft.set("eval_gconfig.n_samples", int(values.get("num_generations_eval") or group))
     if values["beta"]:
         draft.set("ref", {"path": draft.model})
+    longest = draft.number("max_completion_length") + int(values.get("max_prompt_length") or 512)
+    rows = draft.number("per_device_train_batch_size")
+    bound_micro_batches(draft, longest, {"actor": rows, "ref": rows})
     updates *= draft.number("num_iterations")
     gpus, tensor = draft.number("num_processes"), draft.number("vllm_tensor_parallel_size")
     if values["use_vllm"] and values["vllm_mode"] == "server":

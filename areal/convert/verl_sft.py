@@ -11,6 +11,7 @@ from typing import Any
 from areal.convert.finishing import (
     adam,
     adapt,
+    bound_micro_batches,
     megatron,
     name_run,
     pick_columns,
@@ -229,6 +230,8 @@ def _finish(draft: Draft) -> None:
         adapt(draft, "model.lora_rank", "model.lora_alpha", "model.target_modules")
     if values.get("data.use_dynamic_bsz") and values.get("data.max_token_len_per_gpu"):
         draft.set("actor.mb_spec.max_tokens_per_mb", draft.number("data.max_token_len_per_gpu"))
+    rows = values.get("data.micro_batch_size_per_gpu")
+    bound_micro_batches(draft, draft.config["train_dataset"]["max_length"], {"actor": rows})
     _layout(draft)
     for key, target in (("trainer.save_freq", "saver"), ("trainer.test_freq", "evaluator")):
         every = values.get(key)

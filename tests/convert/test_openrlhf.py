@@ -200,6 +200,15 @@ def test_default_that_older_versions_had_otherwise_is_lossy() -> None:
     assert not critic & fates(ppo(bf16=True, advantage_estimator="rloo"), Fate.LOSSY).keys()
 
 
+def test_micro_batches_have_rows_of_full_length() -> None:
+    bounds = {"ppo": 4 * 2048, "sft": 4 * 2048, "dpo": 4 * 2 * 512, "rm": 4 * 2 * 512}
+    for trainer, bound in bounds.items():
+        rows = {"model.model_name_or_path": "org/model", "data.dataset": "org/rows"}
+        draft = ppo() if trainer == "ppo" else convert(OPENRLHF[trainer], rows)
+        assert draft.config["actor"]["mb_spec"]["max_tokens_per_mb"] == bound
+    assert ppo(**{"train.micro_batch_size": 2}).config["actor"]["mb_spec"]["max_tokens_per_mb"] == 2 * 2048
+
+
 @pytest.mark.parametrize("trainer", ["sft", "dpo", "rm"])
 def test_prompts_without_a_template_are_lossy(trainer: str) -> None:
     rows = {"model.model_name_or_path": "org/model", "data.dataset": "org/rows", "data.input_template": None}

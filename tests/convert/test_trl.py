@@ -144,6 +144,13 @@ def test_trl_offline_trainers_convert(tmp_path: Path) -> None:
     assert offline("sft", assistant_only_loss=True).config["train_dataset"]["train_on"] == "assistant"
 
 
+def test_micro_batches_are_those_of_a_device() -> None:
+    given = {"per_device_train_batch_size": 8, "max_completion_length": 100, "max_prompt_length": 28, "beta": 0.1}
+    config = online(**given).config
+    assert {config[model]["mb_spec"]["max_tokens_per_mb"] for model in ("actor", "ref")} == {8 * 128}
+    assert offline("dpo", max_length=64).config["actor"]["mb_spec"]["max_tokens_per_mb"] == 8 * 2 * 64
+
+
 def test_unknown_process_count_is_lossy() -> None:
     assert "num_processes=N" in fates(offline("sft"), Fate.LOSSY)["num_processes"]
     for more in ({"num_processes": 1}, {"use_cpu": True}, {"config_file": "zero3.yaml"}):

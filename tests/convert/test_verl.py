@@ -247,6 +247,19 @@ def test_verl_async_trainers_keep_batch_staleness_and_gpus(tmp_path: Path) -> No
     assert loaded(draft, tmp_path).rollout.max_head_offpolicyness == 1
 
 
+def test_micro_batches_are_bounded_as_in_the_source() -> None:
+    lengths = {"data.max_prompt_length": 100, "data.max_response_length": 28}
+    models = {"actor": f"{ACTOR}.ppo", "critic": "critic.ppo", "ref": "actor_rollout_ref.ref.log_prob"}
+    sizes = {f"{key}_micro_batch_size_per_gpu": count for count, key in enumerate(models.values(), 2)}
+    asked = {**lengths, "algorithm.adv_estimator": "gae", f"{ACTOR}.use_kl_loss": True}
+    for given, counts in ((sizes, (2, 3, 4)), (dict.fromkeys(sizes, "$UNSET"), (1, 1, 1))):
+        config = converted(**asked, **given).config
+        bounds = {model: 128 * count for model, count in zip(models, counts, strict=True)}
+        assert {model: config[model]["mb_spec"]["max_tokens_per_mb"] for model in models} == bounds
+    dynamic = {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 999}
+    assert converted(**lengths, **dynamic).config["actor"]["mb_spec"]["max_tokens_per_mb"] == 999
+
+
 def test_gpus_are_divided_between_engine_and_trainer() -> None:
     draft = converted(
         **{"trainer.n_gpus_per_node": 8, "trainer.nnodes": 2, "actor_rollout_ref.rollout.tensor_model_parallel_size": 4}
