@@ -153,7 +153,7 @@ def _document(
     nodes = int((job.spec.get("resources") or {}).get("nodes") or 1)
     run = run_of(config.get, shapes, part, batch, nodes, on_cpu)
     uses = [training_use(each, found.memory) for each in run.models]
-    rows = [_use_row(use, str(part)) for use in uses]
+    rows = [_use_row(use, str(model.part)) for use, model in zip(uses, run.models, strict=True)]
     needed = {"training": (part.world_size, peak(uses, CPU_RESERVE if on_cpu else RESERVE))}
     served = None
     if engine is not None:

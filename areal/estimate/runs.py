@@ -10,7 +10,7 @@ from areal.dataclasses import dataclass
 from areal.errors import UsageFault
 from areal.estimate.memory import GIB, Served, Trained, sequences
 from areal.estimate.shapes import Shape
-from areal.resources.backend import Part
+from areal.resources.backend import Part, parse_backend
 
 Reader = Callable[[str, Any], Any]
 """The value of a dotted key of the configuration, or the default."""
@@ -120,13 +120,15 @@ def batch_of(get: Reader, prompt: int, answer: int | None, *, by_agents: bool = 
 
 
 def run_of(get: Reader, shapes: dict[str, Shape], part: Part, batch: Batch, nodes: int, on_cpu: bool) -> Run:
-    """``shapes``: of each role. ``part``: the layout of all of them."""
+    """``shapes``: of each role. ``part``: the layout of those whose ``backend`` has no other on as many ranks."""
     kind = trainer_type(get)
     models = {role: _trained(get, role, kind, shape, part, batch, nodes, on_cpu) for role, shape in shapes.items()}
     first = next(iter(models.values()))
     passes = [each for role, each in models.items() if role in ("ref", "critic")]
-    decoupled = get("actor.use_decoupled_loss", False) and get("actor.prox_logp_method", "recompute") != "loglinear"
-    if decoupled or (get("actor.recompute_logprob", False) and not get("actor.use_decoupled_loss", False)):
+    method, updates = get("actor.prox_logp_method", "recompute"), batch.minibatches * first.epochs
+    without = method == "loglinear" or (method == "reuse_train_logp" and updates == 1)
+    without = without and get("actor.m2_threshold", None) is None
+    if not without if get("actor.use_decoupled_loss", False) else get("actor.recompute_logprob", False):
         passes.append(first)
     at_once = bool(get("async_training", True)) and int(get("rollout.max_head_offpolicyness", 0)) > 0
     prompts = get("rollout.max_concurrent_rollouts", None) or get("rollout.consumer_batch_size", None) or 1
@@ -142,6 +144,9 @@ def _trained(
     def read(name: str) -> Any:
         return get(f"{section}.{name}", DEFAULTS.get(name))
 
+    written = get(f"{section}.backend", None)
+    own = parse_backend(str(written)).training if written else None
+    part = own if own is not None and own.world_size == part.world_size else part
     is_critic = role == "critic" or kind == "rw"
     is_reference = role == "ref"
     trained = 0 if is_reference else shape.critic_parameters if is_critic else shape.parameters

@@ -122,9 +122,21 @@ def test_agent_answer_length_is_required_if_unset() -> None:
 
 
 def test_proximal_pass_is_counted_where_it_is_made() -> None:
-    for method, passes in (("recompute", 1), ("loglinear", 0)):
+    for method, epochs, passes in (
+        ("recompute", 1, 1), ("loglinear", 1, 0), ("reuse_train_logp", 1, 0), ("reuse_train_logp", 2, 1)
+    ):  # fmt: skip
         actor = {**GRPO["actor"], "use_decoupled_loss": True, "prox_logp_method": method}  # type: ignore[dict-item]
-        assert len(of({**GRPO, "actor": actor}).passes) == passes
+        assert len(of({**GRPO, "actor": {**actor, "ppo_epochs": epochs}}).passes) == passes
+    assert len(of({**GRPO, "actor": {**GRPO["actor"], "recompute_logprob": True}}).passes) == 1  # type: ignore[dict-item]
+
+
+def test_each_model_has_its_own_layout_of_the_ranks() -> None:
+    critics = ({"backend": "fsdp:d4"}, {}, {"backend": "fsdp"})
+    tree = {**GRPO, "trainer": {"type": "ppo"}}
+    layouts = [
+        str(of({**tree, "critic": each | {"path": "m"}}, Part("megatron", data=4)).models[1].part) for each in critics
+    ]
+    assert layouts == ["fsdp:d4", "megatron:d4", "megatron:d4"]
 
 
 def test_adapters_are_the_trained_parameters() -> None:
