@@ -60,7 +60,7 @@ ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_gr
 accelerator_config parallelism_config full_determinism local_rank save_on_each_node save_safetensors
 enable_jit_checkpoint use_ipex restore_callback_states_from_checkpoint mixed_precision ds3_gather_for_generation
 device_map use_cache cache_dir token low_cpu_mem_usage num_proc verification_mode sanity_check fast_inference
-max_lora_rank gpu_memory_utilization
+max_lora_rank gpu_memory_utilization preprocessing_num_workers
 gradient_checkpointing_use_reentrant force_use_ref_model is_encoder_decoder
 cache_implementation use_transformers_paged use_transformers_continuous_batching
 transformers_continuous_batching_config precompute_ref_log_probs precompute_ref_batch_size use_logits_to_keep
@@ -105,7 +105,8 @@ _COMMON: Mapping[str, Rule] = {
     "datasets": joint("train_dataset.path", _mixture, neutral=(None, [])),
     "test_split_size": refused("name a split, or a file of its own", 0, 0.0),
     "chat_template_kwargs": to("train_dataset.chat_template_kwargs", neutral=(None, {})),
-    "chat_template_path": refused("the template is the tokenizer's"),
+    **alike(refused("the template is the tokenizer's"), "chat_template_path chat_template"),
+    **alike(refused("name one data set: dataset_name"), "dataset_mixer dataset_splits dataset_configs"),
     # arguments of a trainer in Python code
     **alike(lossy("the tokenizer is the model's own"), "processing_class tokenizer"),
     "eval_dataset": ignored("it changes what is reported: set valid_dataset"),

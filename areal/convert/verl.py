@@ -79,12 +79,14 @@ def _objective(draft: Draft) -> None:
     """Map the clipped ratio: to the log-probabilities that the trainer computes before a step, or to the engine's."""
     values = draft.values
     correction = "algorithm.rollout_correction"
-    level, bypassed = values.get(f"{correction}.rollout_is"), bool(values.get(f"{correction}.bypass_mode"))
+    cap, bypassed = values.get(f"{ACTOR}.tis_imp_ratio_cap") or 0, bool(values.get(f"{correction}.bypass_mode"))
+    level = values.get(f"{correction}.rollout_is") or ("token" if cap > 0 else None)
     if level and bypassed:
         draft.mark(f"{correction}.rollout_is", Fate.LOSSY, "the ratio is to the engine's: nothing is corrected")
     elif level:
         draft.set("actor.use_decoupled_loss", True)
-        rejection = {"level": level, "action": "clamp", "upper": values.get(f"{correction}.rollout_is_threshold", 2.0)}
+        upper = values.get(f"{correction}.rollout_is_threshold", cap or 2.0)
+        rejection = {"level": level, "action": "clamp", "upper": upper}
         draft.set("actor.rejection_sampling", rejection | ({"agg": "sum"} if level == "sequence" else {}))
     else:
         draft.set("actor.recompute_logprob", not bypassed)

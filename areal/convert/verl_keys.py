@@ -78,7 +78,9 @@ RULES: Mapping[str, Rule] = {
     f"{MODEL}.use_liger": SPEED,
     f"{MODEL}.use_shm": SPEED,
     **alike(SPEED, "enable_activation_offload enable_activation_offloading", MODEL),
-    f"{MODEL}.trust_remote_code": NO_CODE,
+    **alike(NO_CODE, "trust_remote_code external_lib", MODEL),
+    **alike(refused("the tokenizer is the model's own"), f"{MODEL}.tokenizer_path data.tokenizer"),
+    f"{MODEL}.custom_chat_template": refused("the template is the tokenizer's"),
     **alike(refused("change the model's config.json", {}), "override_config override_config.model_config", MODEL),
     f"{MODEL}.override_config.moe_config.freeze_moe_router": refused("the router is trained", False),
     **alike(
@@ -177,6 +179,7 @@ RULES: Mapping[str, Rule] = {
         SPEED,
         "fsdp_config.* veomni.* megatron.* profiler.* router_replay.* strategy log_prob_micro_batch_size "
         "micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu "
+        "param_offload mindspeed.* torchtitan.* "
         "ulysses_sequence_parallel_size use_torch_compile rollout_n load_weight entropy_checkpointing "
         "entropy_from_logits_with_chunking entropy_from_logits_chunk_size pad_to_length",
         "actor_rollout_ref.ref",
@@ -259,6 +262,9 @@ RULES: Mapping[str, Rule] = {
     "algorithm.rollout_correction.rollout_token_veto_threshold": _CORRECTION,
     "algorithm.rollout_correction.*": _CORRECTION,
     "algorithm.rollout_is": lossy("set actor.rejection_sampling", False),
+    "data.filter_accuracy": refused("groups are filtered where rewards are all alike: algorithm.filter_groups", False),
+    **alike(ignored("it is of filter_accuracy"), "accuracy_lower_bound accuracy_upper_bound oversample_factor", "data"),
+    f"{ACTOR}.tis_imp_ratio_cap": joint("actor.rejection_sampling", number, neutral=(None, -1)),
     "algorithm.use_pf_ppo": refused("there is no PF-PPO", False),
     "algorithm.pf_ppo.*": refused("there is no PF-PPO"),
     # the critic

@@ -165,6 +165,16 @@ def test_dr_grpo_rloo_and_gspo_follow_their_keys() -> None:
                 "actor.rejection_sampling.upper": 2.0,
             },
         ),
+        (
+            {f"{ACTOR}.tis_imp_ratio_cap": 3},
+            {
+                "actor.use_decoupled_loss": True,
+                "actor.rejection_sampling.level": "token",
+                "actor.rejection_sampling.action": "clamp",
+                "actor.rejection_sampling.upper": 3,
+            },
+        ),
+        ({f"{ACTOR}.tis_imp_ratio_cap": -1}, {"actor.recompute_logprob": True, "actor.use_decoupled_loss": False}),
         ({f"{ACTOR}.fsdp_config.model_dtype": "fp32"}, {"actor.dtype": "bfloat16"}),
         ({f"{ACTOR}.grad_clip": 0.5, f"{ACTOR}.optim.clip_grad": 1.0}, {"actor.optimizer.gradient_clipping": 0.5}),
         # verl's engines of 2026 clip by optim.clip_grad, and the dots of a reward begin with reward
@@ -252,10 +262,9 @@ def test_micro_batches_are_bounded_as_in_the_source() -> None:
     models = {"actor": f"{ACTOR}.ppo", "critic": "critic.ppo", "ref": "actor_rollout_ref.ref.log_prob"}
     sizes = {f"{key}_micro_batch_size_per_gpu": count for count, key in enumerate(models.values(), 2)}
     asked = {**lengths, "algorithm.adv_estimator": "gae", f"{ACTOR}.use_kl_loss": True}
-    for given, counts in ((sizes, (2, 3, 4)), (dict.fromkeys(sizes, "$UNSET"), (1, 1, 1))):
-        config = converted(**asked, **given).config
-        bounds = {model: 128 * count for model, count in zip(models, counts, strict=True)}
-        assert {model: config[model]["mb_spec"]["max_tokens_per_mb"] for model in models} == bounds
+    for rows, counts in ((sizes, (2, 3, 4)), (dict.fromkeys(sizes, "$UNSET"), (1, 1, 1))):
+        config = converted(**asked, **rows).config
+        assert [config[model]["mb_spec"]["max_tokens_per_mb"] // 128 for model in models] == list(counts)
     dynamic = {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 999}
     assert converted(**lengths, **dynamic).config["actor"]["mb_spec"]["max_tokens_per_mb"] == 999
 
@@ -283,6 +292,8 @@ def test_gpus_are_divided_between_engine_and_trainer() -> None:
         ("algorithm.adv_estimator", "remax", Fate.REFUSED),
         ("actor_rollout_ref.actor.policy_loss.loss_mode", "clip_cov", Fate.REFUSED),
         ("actor_rollout_ref.actor.veomni.router_replay.mode", "R2", Fate.REFUSED),
+        ("actor_rollout_ref.ref.param_offload", True, Fate.IGNORED),
+        ("data.filter_accuracy", True, Fate.REFUSED),
         ("actor_rollout_ref.actor.veomni.ulysses_parallel_size", 2, Fate.LOSSY),
         ("actor_rollout_ref.actor.optim.muon_nesterov", False, Fate.IGNORED),
         ("actor_rollout_ref.rollout.skip.action", "cache", Fate.IGNORED),
