@@ -47,8 +47,8 @@ def finish(draft: Draft) -> None:
     if draft.values[f"{MODEL}.lora_rank"]:
         adapt(draft, *(f"{MODEL}.{name}" for name in ("lora_rank", "lora_alpha", "target_modules")))
     _layout(draft)
-    rows = {"actor": f"{ACTOR}.ppo", "critic": "critic.ppo", "ref": "actor_rollout_ref.ref.log_prob"}
-    rows = {model: draft.values.get(f"{key}_micro_batch_size_per_gpu") for model, key in rows.items()}
+    keys = {"actor": f"{ACTOR}.ppo", "critic": "critic.ppo", "ref": "actor_rollout_ref.ref.log_prob"}
+    rows = {model: draft.values.get(f"{key}_micro_batch_size_per_gpu") for model, key in keys.items()}
     bound_micro_batches(draft, draft.config["gconfig"]["max_tokens"], rows)
     _reward(draft)
     if "wandb" in str(draft.values.get("trainer.logger")):

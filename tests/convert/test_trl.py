@@ -145,8 +145,8 @@ def test_trl_offline_trainers_convert(tmp_path: Path) -> None:
 
 
 def test_micro_batches_are_those_of_a_device() -> None:
-    given = {"per_device_train_batch_size": 8, "max_completion_length": 100, "max_prompt_length": 28, "beta": 0.1}
-    config = online(**given).config
+    lengths: dict[str, Any] = {"max_completion_length": 100, "max_prompt_length": 28}
+    config = online(**lengths, per_device_train_batch_size=8, beta=0.1).config
     assert {config[model]["mb_spec"]["max_tokens_per_mb"] for model in ("actor", "ref")} == {8 * 128}
     assert offline("dpo", max_length=64).config["actor"]["mb_spec"]["max_tokens_per_mb"] == 8 * 2 * 64
 

@@ -131,7 +131,7 @@ def test_proximal_pass_is_counted_where_it_is_made() -> None:
 
 
 def test_each_model_has_its_own_layout_of_the_ranks() -> None:
-    critics = ({"backend": "fsdp:d4"}, {}, {"backend": "fsdp"})
+    critics: tuple[dict[str, str], ...] = ({"backend": "fsdp:d4"}, {}, {"backend": "fsdp"})
     tree = {**GRPO, "trainer": {"type": "ppo"}}
     layouts = [
         str(of({**tree, "critic": each | {"path": "m"}}, Part("megatron", data=4)).models[1].part) for each in critics
