@@ -30,7 +30,7 @@ from areal.reconcilers.planning import Policy
 from areal.reconcilers.prepare import CommandContext, Prepared, plan_targets
 from areal.resources.kinds import Ref, parse_ref
 from areal.resources.nodes import Diagnostic, ManifestError
-from areal.resources.paths import with_absolute_paths
+from areal.resources.paths import find_path, with_absolute_paths
 from areal.resources.render import ValidPart, render_valid
 from areal.resources.resource import Rendered, Resource
 from areal.resources.validation import spec_model
@@ -41,13 +41,16 @@ if TYPE_CHECKING:
 
 
 def wanted_of(resources: Iterable[Resource]) -> tuple[Wanted, ...]:
-    here, files = str(Path.cwd()), cache(_absolute_file)
+    def absolute(file: str) -> str:
+        return os.path.abspath(file) if Path(file).exists() else file  # noqa: PTH100 - links stay links
+
+    here, files, find = str(Path.cwd()), cache(absolute), cache(find_path)  # many objects name the same
     return tuple(
         Wanted(
             ref=str(resource.ref),
             kind=resource.kind,
             name=resource.name,
-            spec=with_absolute_paths(resource.kind, resource.spec, source.file),
+            spec=with_absolute_paths(resource.kind, resource.spec, source.file, find),
             labels=resource.labels,
             annotations=resource.annotations,
             depends_on=resource.depends_on,
@@ -59,10 +62,6 @@ def wanted_of(resources: Iterable[Resource]) -> tuple[Wanted, ...]:
         for resource in resources
         for source in [resource.source]
     )
-
-
-def _absolute_file(file: str) -> str:
-    return os.path.abspath(file) if Path(file).exists() else file  # noqa: PTH100 - links stay links
 
 
 _OPTIONS = ("prune", "set_name", "allow_empty", "replace", "force_conflicts", "allow_downtime")

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -26,31 +26,46 @@ def looks_local(path: str) -> bool:
     return path.startswith(("/", "./", "../", "~")) or path in (".", "..") or path.count("/") > 1
 
 
+def find_path(path: str, source_file: str | None, first: str | None = None) -> Path | None:
+    """Return where ``path`` exists: relative to ``first``, by default the working directory, else to the folder of its
+    manifest, else to the folder above that."""
+    here = os.getcwd()  # noqa: PTH109 - a large apply looks for thousands of paths
+    bases = [first or here, *(_above(here, source_file) if source_file else ())]
+    places = (os.path.join(base, os.path.expanduser(path)) for base in bases)  # noqa: PTH111, PTH118
+    return next((Path(place) for place in places if os.path.exists(place)), None)  # noqa: PTH110
+
+
 def resolve_model_path(path: str, source_file: str | None = None) -> str | None:
     """Return the absolute folder that ``path`` names, relative to the working directory, else to the folder of its
     manifest, else to the folder above that.
 
     Returns None if there is no such folder: ``path`` is then a Hugging Face id, or a mistake if ``looks_local``.
     """
-    found = _found(path, source_file)
+    found = find_path(path, source_file)
     return str(found.resolve()) if found is not None and found.is_dir() else None
 
 
 def is_there(path: str, source_file: str | None = None) -> bool:
     """Return whether ``path`` exists, relative to the working directory, else to the folders of its manifest."""
-    return _found(path, source_file) is not None
+    return find_path(path, source_file) is not None
 
 
-def with_absolute_paths(kind: str, spec: Mapping[str, Any], source_file: str | None = None) -> dict[str, object]:
+def with_absolute_paths(
+    kind: str,
+    spec: Mapping[str, Any],
+    source_file: str | None = None,
+    find: Callable[[str, str | None, str | None], Path | None] = find_path,
+) -> dict[str, object]:
     """Return ``spec`` with the paths of files and folders made absolute, so that the working directories of later
-    commands do not matter. A path that does not exist on this machine is not changed.
+    commands do not matter. A path that does not exist on this machine is not changed. ``find``: ``find_path``, or a
+    cache of it for many specs.
 
     Paths are relative to the working directory (``config`` of a job: to the job's ``workingDir``, if set), else to the
     folder of the manifest, else to the folder above that.
     """
 
     def absolute(value: Any, first: str | None) -> Any:
-        found = _found(value, source_file, first) if isinstance(value, str) and value else None
+        found = find(value, source_file, first) if isinstance(value, str) and value else None
         return os.path.abspath(found) if found is not None else value  # noqa: PTH100 - links stay links
 
     def made(value: Any, fields: tuple[str, ...], first: str | None) -> Any:
@@ -71,13 +86,6 @@ def with_absolute_paths(kind: str, spec: Mapping[str, Any], source_file: str | N
         folder = model.FILES_FROM.get(fields[0])
         result = made(result, fields, result.get(folder) if folder else None)
     return result
-
-
-def _found(path: str, source_file: str | None, first: str | None = None) -> Path | None:
-    here = os.getcwd()  # noqa: PTH109 - a large apply looks for thousands of paths
-    bases = [first or here, *(_above(here, source_file) if source_file else ())]
-    places = (os.path.join(base, os.path.expanduser(path)) for base in bases)  # noqa: PTH111, PTH118
-    return next((Path(place) for place in places if os.path.exists(place)), None)  # noqa: PTH110
 
 
 def looked_in(folder: str, source_file: str | None) -> str:

@@ -120,8 +120,18 @@ def load_documents(text: str, file: str, problems: Problems, *, at: Pos | None =
         problems.add(pos, "", f"binary data: the character U+{ord(unprintable[0]):04X} is not allowed in YAML")
         return []
     try:
+        take = {
+            yaml.ScalarEvent: builder.scalar,
+            yaml.MappingStartEvent: builder.open,
+            yaml.SequenceStartEvent: builder.open,
+            yaml.MappingEndEvent: builder.close,
+            yaml.SequenceEndEvent: builder.close,
+            yaml.AliasEvent: builder.alias,
+            yaml.DocumentStartEvent: builder.begin,
+        }
         for event in yaml.parse(text, Loader=_Loader):
-            builder.take(event)
+            if handle := take.get(type(event)):
+                handle(event)
     except yaml.MarkedYAMLError as error:
         _report_syntax(error, text, builder, problems)
     except _TooLarge as error:
@@ -178,30 +188,20 @@ class _Builder:
         self._stack: list[_Frame] = []
         self._anchors: dict[str, tuple[Node, int]] = {}
 
-    def take(self, event: Any) -> None:
-        match type(event).__name__:
-            case "ScalarEvent":
-                self._scalar(event)
-            case "MappingStartEvent" | "SequenceStartEvent":
-                self._open(event)
-            case "MappingEndEvent" | "SequenceEndEvent":
-                self._close()
-            case "AliasEvent":
-                self._alias(event)
-            case "DocumentStartEvent":
-                self._anchors.clear()
+    def begin(self, event: Any) -> None:
+        self._anchors.clear()
 
     def pos(self, mark: Any) -> Pos:
         if self._at is not None:
             return self._at._replace(col=self._at.col + mark.index)
         return Pos(self._file, mark.line + 1, mark.column + 1)
 
-    def _scalar(self, event: Any) -> None:
+    def scalar(self, event: Any) -> None:
         pos = self.pos(event.start_mark)
         frame = self._stack[-1] if self._stack else None
         if "\0" in event.value:  # escaped; no name, path or variable of the system can hold it
             self._problems.add(pos, "", "the character U+0000 is not allowed in text")
-        if frame is not None and frame.expects_key:
+        if frame is not None and frame.is_map and frame.key is None:
             key = event.value
             if "${{" in key:
                 self._problems.add(pos, "", "an expression cannot be a key, only a value")
@@ -225,7 +225,7 @@ class _Builder:
             self._anchors[event.anchor] = (node, 1)
         self._place(node, 1)
 
-    def _open(self, event: Any) -> None:
+    def open(self, event: Any) -> None:
         pos = self.pos(event.start_mark)
         anchor = event.anchor
         if len(self._stack) >= MAX_DEPTH:
@@ -245,7 +245,7 @@ class _Builder:
         self._problems.add(pos, "", f"a key must be a word, not {what}", hint=hint)
         frame.key, frame.key_pos, frame.merging = "", pos, False
 
-    def _close(self) -> None:
+    def close(self, event: Any) -> None:
         frame = self._stack.pop()
         if frame.anchor == _DROPPED:
             return
@@ -267,7 +267,7 @@ class _Builder:
                         frame.keys[key] = merged.keys[key]
         return MappingNode(frame.entries, frame.keys, frame.pos)
 
-    def _alias(self, event: Any) -> None:
+    def alias(self, event: Any) -> None:
         pos, anchor = self.pos(event.start_mark), event.anchor
         node, size = self._anchors.get(anchor, (unreadable(pos), 1))
         if any(frame.anchor == anchor for frame in self._stack):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ class ModelController(KindController):
         from areal.resources.resource import served_as, served_name_conflict
 
         taken = {served_as(item.name, item.spec): item.ref for item in stored if item.kind == self.kind}
+        resolve = cache(resolve_model_path)  # many models have the same
         faults: dict[Ref, list[Diagnostic]] = {}
         for resource in resources:
             found, adapters = [], resource.spec.get("lora")
@@ -66,7 +68,7 @@ class ModelController(KindController):
                 path = get_path(resource.spec, place)
                 if later or not isinstance(path, str):
                     continue
-                if (folder := resolve_model_path(path, resource.source.file)) is not None:
+                if (folder := resolve(path, resource.source.file)) is not None:
                     # Without config.json it is no model: the engine says so.
                     is_model = place == ("tokenizerPath",) or Path(folder, "config.json").is_file()
                     if place == tokenizer and is_model and not Path(folder, "tokenizer.json").is_file():
