@@ -95,7 +95,15 @@ def run_service(
         return code
     if address := HomeView(cli.home).address(ref):
         cli.info(f"gateway: {address}; talk to it: areal {namespace(ref.kind)} chat --service {ref.name}")
-    return 0 if detach else _foreground(cli, ref)
+    if detach:
+        return 0
+    cli.info("in the foreground: Ctrl-C stops the service (with -d it keeps running)")
+    stopped = foreground(cli, ref, LogQuery(lines=0, follow=True), _stopped(cli, ref))
+    if stopped is None:
+        cli.info(f"{ref} was stopped by another command")
+        return 0
+    finish(cli, stopped)  # the service stays recorded: `run` starts it again
+    return interrupt.STATUS
 
 
 def _start(
@@ -110,18 +118,6 @@ def _start(
     if not outcomes[0].exit_code and found is not None and found.spec.get("suspend"):
         outcomes.append(operations.carry_out(context, operations.resuming(context, ref), seconds))
     return merge_outcomes(outcomes)
-
-
-def _foreground(cli: Invocation, ref: Ref) -> int:
-    """Follows the logs. Ctrl-C stops the processes and keeps the service, so that `run` starts it again. Returns the
-    exit status."""
-    cli.info("in the foreground: Ctrl-C stops the service (with -d it keeps running)")
-    stopped = foreground(cli, ref, LogQuery(lines=0, follow=True), _stopped(cli, ref))
-    if stopped is None:
-        cli.info(f"{ref} was stopped by another command")
-        return 0
-    finish(cli, stopped)
-    return interrupt.STATUS
 
 
 def _stopped(cli: Invocation, ref: Ref) -> Callable[[], bool]:

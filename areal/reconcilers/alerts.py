@@ -81,20 +81,12 @@ def job_alerts(steps: Sequence[Step], facts: JobFacts, now: float) -> list[Alert
         words = _NEXT[warning.rule].format(name=facts.name, step=newest.get("step", 0))
         severity = "error" if warning.is_error else "warning"
         where = f"{TRAIN_JOB}/{facts.name}"
-        since = _since(steps, warning.step)
+        recent = reversed(steps[-_REMEMBERED:]) if warning.step is not None else ()
+        since = next((_seconds(each, "time") for each in recent if each.get("step") == warning.step), None)
         found.append(Alert(warning.rule, severity, where, warning.message, warning.cause, words, warning.step, since))
     if facts.is_running:
         found += filter(None, (_stall(steps, facts, now), _restart_loop(newest, facts)))
     return found
-
-
-def _since(steps: Sequence[Step], number: int | None) -> float | None:
-    if number is None:
-        return None
-    for back in range(1, min(len(steps), _REMEMBERED) + 1):
-        if steps[-back].get("step") == number:
-            return _seconds(steps[-back], "time")
-    return None
 
 
 def _seconds(step: Step, name: str) -> float | None:

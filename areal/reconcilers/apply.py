@@ -265,7 +265,8 @@ class _Manifests:
                 continue
             try:
                 target = self._target(item, by_ref.get(item.ref))
-                self._require_runnable(target)
+                if not target.is_deleted and not target.object.spec.get("suspend"):
+                    controller_of(target.object.kind).require_runnable(self.command.ctx.home, target.object)
                 targets.append(target)
             except ArealError as error:
                 refused[item.ref] = error
@@ -350,11 +351,6 @@ class _Manifests:
             replace_it=self.request.replace,
             recreate=self.request.recreate,
         )
-
-    def _require_runnable(self, target: Target) -> None:
-        """Raise InvalidManifest, before anything is recorded, for an object whose processes could not run."""
-        if not target.is_deleted and not target.object.spec.get("suspend"):
-            controller_of(target.object.kind).require_runnable(self.command.ctx.home, target.object)
 
 
 def _with_working_dirs(

@@ -434,7 +434,8 @@ def _served(context: EffectContext, op: Op[Any]) -> str:
 
 def drain(context: EffectContext, op: Op[DrainWorker], number: int) -> None:
     """Stop new requests to the data proxy, then wait until it has none in flight, is gone, or its deadline passes. A
-    data proxy that does not answer may only be slow or halted, so the wait continues."""
+    data proxy that does not answer may only be slow or halted, so the wait continues. In flight are also turns of
+    agents whose callers have disconnected."""
     body = NameWorker(worker_id=op.run, stopping=True)
     _post(context, op, "/drain", write_fields(body), missing_is_fine=True)
     url, seconds, began = context.url(op, op.run), op.args.seconds, time.monotonic()
@@ -442,7 +443,8 @@ def drain(context: EffectContext, op: Op[DrainWorker], number: int) -> None:
     while True:
         waited_s = time.monotonic() - began
         try:
-            busy = _in_flight(url, headers)
+            health = json.loads(http_get(f"{url}/health", DRAIN_PROBE_S, headers).body)
+            busy = max(int(health.get("in_flight", 0)), int(health.get("busy_sessions", 0)))
             left = f"{busy} requests in flight"
         except NoAnswer:
             busy, left = None, "no answer"
@@ -455,13 +457,6 @@ def drain(context: EffectContext, op: Op[DrainWorker], number: int) -> None:
             return
         context.report(op, f"draining, {left}")
         context.pause(op, SLOW_POLL_S)
-
-
-def _in_flight(url: str, headers: Mapping[str, str]) -> int:
-    """Return the number of requests in flight at a data proxy, or of agent turns whose callers have disconnected.
-    Raises ProbeFailed, or ValueError for an answer that is not a data proxy's."""
-    health = json.loads(http_get(f"{url}/health", DRAIN_PROBE_S, headers).body)
-    return max(int(health.get("in_flight", 0)), int(health.get("busy_sessions", 0)))
 
 
 def settle(context: EffectContext, op: Op[SettleRoutes], number: int) -> None:

@@ -164,7 +164,8 @@ class _Places:
 
 def _documents(request: RenderRequest, sources: list[SourceText], reading: Reading) -> list[Document]:
     problems = reading.problems
-    settings = parse_settings(request.sets, problems)
+    parsed = (_parse(text, line, problems) for line, text in enumerate(request.sets, start=1))
+    settings = [setting for setting in parsed if setting is not None]
     before = problems.met
     values = read_values(request.values_files, problems)
     if problems.met > before:  # every value that the file holds would be reported as not set
@@ -195,11 +196,6 @@ class Setting:
     path: FieldPath
     value: Node
     pos: Pos
-
-
-def parse_settings(texts: Sequence[str], problems: Problems) -> list[Setting]:
-    found = (_parse(text, line, problems) for line, text in enumerate(texts, start=1))
-    return [setting for setting in found if setting is not None]
 
 
 def set_values(values: dict[str, object], settings: Sequence[Setting], problems: Problems) -> dict[str, object]:

@@ -87,9 +87,8 @@ def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             found["step"] = step_number(found["step"])
         except (ValueError, KeyError, TypeError):
             continue
-        yield {name: _word(value) for name, value in found.items()}
-
-
-def _word(value: Any) -> Any:
-    """``value``, as the trainer writes what JSON has no number for."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        # Numbers that JSON does not have are words, as the trainer writes them.
+        yield {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in found.items()
+        }

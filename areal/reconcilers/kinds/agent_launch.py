@@ -19,7 +19,6 @@ from areal.reconcilers.kinds.agent_plan import WORKER, readiness_of, session_set
 from areal.reconcilers.kinds.inference_launch import PLAIN_HTTP, Launch, launch_of, service_argv
 from areal.reconcilers.kinds.service_plan import inference_inputs
 from areal.reconcilers.launch import EffectContext, Fault, Slot, secret_faults, secret_of, source_file
-from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Op, StartRun
 from areal.resources.agent_spec import AgentServiceSpec
 from areal.resources.kinds import Ref, parse_ref, served_name
@@ -97,8 +96,9 @@ def _inference(context: EffectContext, op: Op[StartRun], spec: AgentServiceSpec)
 
 
 def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> RunSpec:
-    earlier = context.observed.of(str(launch.object.ref), WORKER)
-    folder, file = Path(spec.working_dir or _applied_in(earlier)), source_file(launch.object)
+    runs = (run.state.spec for run in context.observed.of(str(launch.object.ref), WORKER))
+    applied_in = (run.cwd for run in runs if not run.spec.get("workingDir"))  # earlier versions did not record it
+    folder, file = Path(spec.working_dir or next(filter(None, applied_in), Path.cwd())), source_file(launch.object)
     for path, message, hint in _faults(spec, folder, file):
         raise UsageFault(f"{launch.object.ref}: {path_text(('spec', *path))}: {message}", hint=hint)
     config = AgentWorkerConfig(
@@ -113,12 +113,6 @@ def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> R
     secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
     argv = service_argv("agent.worker")
     return launch.run(argv, spec, config, env=spec.env, secret_env=secret_env, cwd=str(folder))
-
-
-def _applied_in(earlier: Sequence[ObservedRun]) -> str:
-    """Return the folder where a service without a recorded ``workingDir``, as of an earlier version, was applied."""
-    own = (run.state.spec.cwd for run in earlier if not run.state.spec.spec.get("workingDir"))
-    return str(next(filter(None, own), Path.cwd()))
 
 
 def _import_folders(folder: Path, file: str | None) -> list[str]:

@@ -362,7 +362,10 @@ def require_runnable(job: Wanted, config: JobConfig) -> None:
             )
     driver = job.spec.get("driver") or config.get("driver")
     if isinstance(driver, str):
-        _require_driver(job, driver)
+        if (fault := import_fault(driver, import_places(job))) is not None:
+            of_file = driver.partition(":")[0].endswith(".py")
+            hint = None if of_file else f"looked in {_folder(job)}, PYTHONPATH and where packages are installed"
+            raise UsageFault(f"{job.ref}: driver {driver!r}: {fault}", hint=hint)
         return
     places = import_places(job)
     for package in _TRAINING:
@@ -371,14 +374,6 @@ def require_runnable(job: Wanted, config: JobConfig) -> None:
     key, part = config.training() or ("", None)
     if part is not None and part.engine == "megatron" and isinstance(module_of("megatron.core", places), str):
         raise UsageFault(f"{job.ref}: {key} {part} needs the package megatron-core", hint=install_command("megatron"))
-
-
-def _require_driver(job: Wanted, driver: str) -> None:
-    """Raise UsageFault if the driver's module or file, or the function in it, does not exist."""
-    fault, of_file = import_fault(driver, import_places(job)), driver.partition(":")[0].endswith(".py")
-    hint = None if of_file else f"looked in {_folder(job)}, PYTHONPATH and where packages are installed"
-    if fault is not None:
-        raise UsageFault(f"{job.ref}: driver {driver!r}: {fault}", hint=hint)
 
 
 def import_places(job: Wanted) -> list[str]:
