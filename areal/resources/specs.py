@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, JsonValue, WithJsonSchema
 from pydantic_core import PydanticCustomError
+from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
 from areal.errors import UsageFault
 from areal.resources.addresses import UrlError, parse_external_url
@@ -306,6 +307,17 @@ class InlineModel(ServedModel):
     """Name of the Model. Clients use this name, or its `servedModelName`."""
 
 
+class _BuiltWhenUsed:
+    """Builds the validator of a model when the first value arrives: most services have no model inside."""
+
+    def __get_pydantic_core_schema__(self, model: type[SpecModel], handler: object) -> CoreSchema:
+        return no_info_plain_validator_function(model.model_validate)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, JsonValue]:
+        InlineModel.model_rebuild()
+        return handler(InlineModel.__pydantic_core_schema__)
+
+
 class Router(SpecModel):
     """Choice of the replica for a request."""
 
@@ -347,7 +359,7 @@ class InferenceServiceSpec(SpecModel):
     """Rollout of changes."""
     limits: Annotated[Limits, UpdateClass.HOT] = Limits.model_construct()
     """Limits of the gateway."""
-    models: Annotated[list[InlineModel], UpdateClass.HOT] = []
+    models: Annotated[list[Annotated[InlineModel, _BuiltWhenUsed()]], UpdateClass.HOT] = []
     """Models of this service, written inline. Each becomes a Model object that the service owns."""
     env: Annotated[dict[Variable, str], UpdateClass.ROLL] = {}
     """Environment variables of the gateway, the router and the data proxies of its models. Quote numbers, because every
