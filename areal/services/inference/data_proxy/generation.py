@@ -260,9 +260,6 @@ class ActivityTimer:
     def mark(self) -> None:
         self.last = time.perf_counter()
 
-    def idle_s(self) -> float:
-        return time.perf_counter() - self.last
-
 
 @dataclass
 class CallTimer:
@@ -380,7 +377,7 @@ class Generator:
                 return True
             if self._pause.covers(call.timeout_s):
                 return True
-            return not timer.first_token and self.activity.idle_s() < call.timeout_s
+            return not timer.first_token and time.perf_counter() - self.activity.last < call.timeout_s
 
         with tracing.span(f"chat {call.state.model}", kind="client") as span:
             try:

@@ -201,8 +201,7 @@ class CachedTurns:
         return []
 
     def newest(self, limit: int) -> list[Candidate]:
-        turns = [*self.held.turns[-limit:], *self.added]
-        return [turn for turn in turns[-limit:] if turn[0] >= self.low]
+        return [turn for turn in [*self.held.turns[-limit:], *self.added][-limit:] if turn[0] >= self.low]
 
 
 class SessionCache:
