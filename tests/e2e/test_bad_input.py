@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -110,6 +111,7 @@ def test_component_exiting_at_start_fails_with_last_lines(box: Box) -> None:
     broken = box.folder / "broken"
     broken.mkdir()
     (broken / "config.json").write_text("{ this is not json")
+    shutil.copy(MODEL / "tokenizer.json", broken)
     text = Path(box.manifest()).read_text().replace(str(MODEL), str(broken))
     result = box.areal("apply", "-f", box.write(text, "broken.yaml"))
     assert result.code == 8, result.text
