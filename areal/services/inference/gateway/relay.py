@@ -35,28 +35,29 @@ from areal.services.inference.router.picking import CallKey, Picker
 from areal.wire.routing import ModelEntry, WorkerEntry
 
 _BYTES_PER_TOKEN = 4
-_ANSWER_TOKENS = 256  # of a call without a limit, or whose body is not read
+_DEFAULT_ANSWER_TOKENS = 256
 _MOST_ANSWER_TOKENS = 131_072  # a call with a huge limit should not keep other calls off its worker
 _PREFIX_CHARS = 4096
 _PREFIX_TOKENS = 512
 
 
-def read_envelope(body: bytes, *, with_prefix: bool) -> tuple[str | None, CallKey]:
-    """Return the requested model and the key for picking a worker. Raises 400 for a body that is not a JSON object or
-    whose model is not a string."""
+def read_envelope(body: bytes, tag: str | None = None, *, with_prefix: bool) -> tuple[str | None, CallKey]:
+    """Return the requested model and the key for picking a worker. ``tag``: of the journal of the caller's
+    session. Raises 400 for a body that is not a JSON object or whose model is not a string."""
     data = decode_object(body)
     model = data.get("model")
     if model is not None and not isinstance(model, str):
         raise bad_field("model", "must be a string")
     prefix = prompt_prefix(data) if with_prefix else None
-    return model, CallKey(len(body) / _BYTES_PER_TOKEN + _answer_tokens(data), prefix)
+    tokens = len(body) / _BYTES_PER_TOKEN + _answer_tokens(data)
+    return model, CallKey(tokens, prefix, tag)
 
 
 def _answer_tokens(data: dict[str, object]) -> float:
     names = ("max_completion_tokens", "max_output_tokens", "max_tokens")
     asked = next((data[name] for name in names if data.get(name) is not None), None)
     if type(asked) is not int or asked <= 0:
-        return _ANSWER_TOKENS
+        return _DEFAULT_ANSWER_TOKENS
     return float(min(asked, _MOST_ANSWER_TOKENS))
 
 
@@ -260,13 +261,11 @@ class Relay:
         """Relay ``request`` to ``path`` of a worker: of a session's call, the one with the journal ``tag``."""
         body = await request.read(self._table.limits.max_body_bytes)
         started = time.perf_counter()
-        if tag is not None:  # only one worker has the session, and it reads the body
-            name = self._table.model_of_journal(tag)
-            key = CallKey(len(body) / _BYTES_PER_TOKEN + _ANSWER_TOKENS, tag=tag)
-        else:  # the turns of a recorded conversation still belong in one journal
-            with_prefix = self._table.records or self._table.snapshot.strategy == "prefix"
-            name, key = read_envelope(body, with_prefix=with_prefix)
-        return await self._until_answered(Call(request, path, body, key, await self.resolve(name), started))
+        # Without a session key, the turns of a recorded conversation still belong in one journal.
+        with_prefix = tag is None and (self._table.records or self._table.snapshot.strategy == "prefix")
+        name, key = read_envelope(body, tag, with_prefix=with_prefix)
+        model = await self.resolve(name if tag is None else self._table.model_of_journal(tag))
+        return await self._until_answered(Call(request, path, body, key, model, started))
 
     async def resolve(self, name: str | None) -> ModelEntry:
         """Return the requested model, or the only one. Raises 400, 404, and 503 while the table is incomplete."""
