@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -222,6 +223,7 @@ def test_child_failing_to_start_is_quoted(box: Box) -> None:  # noqa: F811
     folder = box.folder / "broken"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
+    shutil.copy(MODEL / "tokenizer.json", folder)
     words = ["inf", "run", "-d", "--port", str(box.port), "--model", "broken", "--backend", "embedded"]
     result = box.areal(*words, "--model-path", str(folder), "--timeout", "60s")
     assert result.code != 0

@@ -108,6 +108,10 @@ class ServerConnection(Protocol):
 
     def hold_input(self, hold: bool) -> None: ...
 
+    def has_left(self, *, aborted: bool = False) -> bool: ...
+
+    def abort(self) -> None: ...
+
 
 class Upgraded(Protocol):
     """Takes the input of a connection that was upgraded to another protocol. ``lingers``: at its end, the caller gets

@@ -176,7 +176,7 @@ Application = Callable[[Request], Awaitable[AnyResponse]]
 
 _log = logging.getLogger(__name__)
 _CLOSE = "Connection: close\r\n"
-_LEFT = (7, 8)  # TCP_CLOSE, TCP_CLOSE_WAIT of <netinet/tcp.h>
+_ABORTED, _LEFT = 7, (7, 8)  # TCP_CLOSE, TCP_CLOSE_WAIT of <netinet/tcp.h>
 _TWO_WRITES = 64 * 1024  # the body size from which head and body are two writes, which saves a copy
 
 
@@ -487,7 +487,7 @@ class HttpConnection(asyncio.Protocol):
     def sweep(self, now: float) -> None:
         """Disconnect a caller that has kept the server waiting for too long."""
         limits = self._limits
-        if self._read_paused and self._has_left():
+        if self._read_paused and self.has_left():
             self._transport.abort()
         elif self._phase is _CLOSING:
             self._sweep_slow(now, limits.linger_s)
@@ -508,10 +508,10 @@ class HttpConnection(asyncio.Protocol):
         elif now > self._idle_since + limits.keep_alive_s:
             self._close(linger=False)
 
-    def _has_left(self) -> bool:
-        """Return whether the caller has closed its side, which the event loop does not report while paused."""
-        sock = self._transport.get_extra_info("socket")
-        return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _LEFT
+    def has_left(self, *, aborted: bool = False) -> bool:
+        """Return whether the caller has closed its side, or ``aborted``. The loop notices neither while paused."""
+        sock, states = self._transport.get_extra_info("socket"), (_ABORTED,) if aborted else _LEFT
+        return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in states
 
     def _sweep_slow(self, now: float, patience_s: float) -> None:
         """Disconnect a caller that has read nothing for ``patience_s``. Reading slowly is allowed."""

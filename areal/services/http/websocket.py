@@ -146,6 +146,8 @@ class WebSocket:
                 self._refuse_size(_FIRST_BYTES)
         if self._protocol.state is not ConnectionState.OPEN:  # input of a closing one is discarded
             self._unparsed.clear()
+        elif self._unparsed and self._connection.has_left(aborted=True):  # unnoticed while it is held
+            self._connection.abort()
         elif self._unparsed:
             self._loop.call_soon(self._parse)
         self._hold_input()

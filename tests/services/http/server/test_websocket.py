@@ -28,6 +28,9 @@ class Transport:
             raise ConnectionResetError
         self.caller.receive_data(data)
 
+    def has_left(self, *, aborted: bool = False) -> bool:
+        return False
+
     def hold_input(self, hold: bool) -> None:
         self.held.append(hold)
 
