@@ -18,7 +18,7 @@ class Transport:
 
     def __init__(self) -> None:
         self.writable = True
-        self.lost = False
+        self.lost = self.reset = False
         self.held: list[bool] = []
         self.budget = BodyBudget(2**20)
         self.caller = Connection(ConnectionType.CLIENT)
@@ -29,7 +29,10 @@ class Transport:
         self.caller.receive_data(data)
 
     def has_left(self, *, aborted: bool = False) -> bool:
-        return False
+        return aborted and self.reset
+
+    def abort(self) -> None:
+        self.lost = True
 
     def hold_input(self, hold: bool) -> None:
         self.held.append(hold)
@@ -102,4 +105,13 @@ async def test_input_that_is_not_parsed_ends_with_the_connection(transport: Tran
     socket.received(transport.caller.send(Pong()) * 5000 + transport.caller.send(TextMessage(data="last")))
     socket.lost()
     await asyncio.sleep(0.01)
+    assert await socket.receive() is None and not socket._unparsed
+
+
+async def test_input_of_caller_that_aborts_is_not_parsed_to_its_end(transport: Transport, socket: WebSocket) -> None:
+    transport.reset = True
+    socket.received(transport.caller.send(Pong()) * 5000 + transport.caller.send(TextMessage(data="last")))
+    await asyncio.sleep(0.01)
+    assert transport.lost
+    socket.lost()  # as the event loop reports an aborted transport
     assert await socket.receive() is None and not socket._unparsed
