@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -43,6 +42,7 @@ _MOST_CHARACTERS = 1 << 20
     help="The framework of FILE.",
 )
 @click.option("--trainer", metavar="NAME", help="Its trainer that reads FILE  [default: as the command or keys say].")
+@click.option("--line", type=click.IntRange(1), metavar="N", help="Its command at this line  [default: the last].")
 @click.option("--out", "directory", metavar="DIR", help="Write manifests.yaml, config.yaml and reward.py here.")
 @click.option("--allow-lossy", is_flag=True, help="Also where something is lost or refused.")
 @click.option("--name", default="converted", show_default=True, metavar="NAME", help="Of the job.")
@@ -69,7 +69,7 @@ def convert(cli: Invocation, file: str, overrides: tuple[str, ...], framework: s
 
     if problem := name_problem(given["name"]):
         raise UsageFault(f"--name {given['name']}: {problem}")
-    draft = _converted(file, framework, given["trainer"], overrides)
+    draft = _converted(file, framework, given["trainer"], overrides, given["line"])
     _choose_backends(draft, given["backend"], given["train_backend"])
     emit_rows(cli, [_row(each) for each in draft.entries], _COLUMNS, name="{key}".format_map)
     lost = Counter(each.fate for each in draft.entries if each.fate in (Fate.LOSSY, Fate.REFUSED))
@@ -79,13 +79,16 @@ def convert(cli: Invocation, file: str, overrides: tuple[str, ...], framework: s
         )
         raise Partial(f"{file}: {listed}; nothing was written", hint="read their notes, then add --allow-lossy")
     if given["directory"]:
-        _write(Path(given["directory"]), draft, given["name"], force=given["force"])
+        source = " ".join(f"{file} {draft.command}".split())
+        _write(Path(given["directory"]), draft, given["name"], source, force=given["force"])
         cli.info(f"wrote {given['directory']}; next: cd {given['directory']} && areal apply -f manifests.yaml")
     return 0
 
 
-def _converted(file: str, framework: str, trainer: str | None, overrides: Sequence[str]) -> Draft:
+def _converted(file: str, framework: str, trainer: str | None, overrides: Sequence[str], line: int | None) -> Draft:
     if framework == "areal":
+        if line is not None:
+            raise UsageFault("--line chooses a command of a script, and configurations of areal are YAML files")
         return _of_areal(file, trainer, overrides)
     from areal.convert.reading import assignments, read_yaml
     from areal.convert.rules import convert
@@ -94,8 +97,8 @@ def _converted(file: str, framework: str, trainer: str | None, overrides: Sequen
     trainers = SOURCES[framework].trainers
     if trainer is not None and trainer not in trainers:
         raise UsageFault(f"--trainer {trainer}: those of {framework} are {', '.join(trainers)}")
-    chosen, keys = read_keys(framework, trainer, _text(Path(file)), os.environ, file)
-    keys = {**keys, **assignments(overrides, "the command line")}
+    read = read_keys(framework, trainer, _text(Path(file)), os.environ, file, line)
+    keys = {**read.keys, **assignments(overrides, "the command line")}
     if framework == "trl":
         if isinstance(below := keys.get("config"), str):  # TRL's own YAML file
             if not (found := _named_file(file, below)).is_file():
@@ -105,7 +108,9 @@ def _converted(file: str, framework: str, trainer: str | None, overrides: Sequen
         if isinstance(launched, str) and (found := _named_file(file, launched)).is_file():  # that of accelerate
             count = read_yaml(_text(found), str(found)).get("num_processes")
             keys = {**({"num_processes": count} if count is not None else {}), **keys}
-    return convert(trainers[chosen], {key: _absolute(key, value) for key, value in keys.items()})
+    draft = convert(trainers[read.trainer], {key: _absolute(key, value) for key, value in keys.items()})
+    draft.command, draft.entries = read.command, [*read.beside, *draft.entries]
+    return draft
 
 
 _NAMES_FILES = re.compile(r"(?:path|files|dataset|dataset_name|pretrain|remote_url|rm_url)$")
@@ -130,26 +135,19 @@ def _of_areal(file: str, trainer: str | None, overrides: Sequence[str]) -> Draft
     import yaml
 
     from areal.convert.areal import TRAINERS, convert, trainer_of
-    from areal.convert.reading import Unread
+    from areal.convert.reading import Unread, load_yaml
     from areal.reconcilers.kinds.job_config import checked
     from areal.resources.tree import BadOverride, apply_override, parse_override
 
     if trainer is not None and trainer not in TRAINERS:
         raise UsageFault(f"--trainer {trainer}: those of areal are {', '.join(TRAINERS)}")
+    document = load_yaml(_text(Path(file)), file)
     try:
-        document = yaml.safe_load(_text(Path(file)))
         for text in overrides:
             override = parse_override(text)
             apply_override(document, override, yaml.safe_load(override.value or "null"))
     except (yaml.YAMLError, BadOverride) as error:
         raise Unread(f"{file}: {error}") from error
-    if not isinstance(document, dict):
-        raise Unread(f"{file}: its top level is not a map of keys")
-    try:
-        json.dumps(document, default=str)
-    except (ValueError, RecursionError, TypeError) as error:  # an alias of YAML within what it names
-        raise Unread(f"{file}: {error}") from error
-
     return convert(document, trainer or trainer_of(document), checked)
 
 
@@ -199,8 +197,9 @@ def _row(entry: Entry) -> dict[str, object]:
     return {"key": entry.key, "value": value, "fate": str(entry.fate), "target": entry.target, "note": entry.note}
 
 
-def _write(folder: Path, draft: Draft, name: str, *, force: bool) -> None:
-    files = {"config.yaml": to_yaml([draft.config]), **draft.files, "manifests.yaml": _manifests(draft, name)}
+def _write(folder: Path, draft: Draft, name: str, source: str, *, force: bool) -> None:
+    manifests = f"# Converted from {source}\n{_manifests(draft, name)}"
+    files = {"config.yaml": to_yaml([draft.config]), **draft.files, "manifests.yaml": manifests}
     folder.mkdir(parents=True, exist_ok=True)
     for each in files:
         refuse_existing(folder / each, force=force)

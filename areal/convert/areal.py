@@ -39,7 +39,7 @@ def convert(document: Mapping[str, Any], trainer: str, check: Check) -> Draft:
     too."""
     config = copy.deepcopy(dict(document))
     config["trainer"] = {**(config.get("trainer") or {}), "type": trainer}
-    values = without_references(dict(flat(document)))
+    values = without_references(dict(flat(document)), {})
     refused, ignored = dict[str, str](), dict[str, str]()
     for _ in range(_PASSES):
         answers = check(TRAINERS[trainer], config)

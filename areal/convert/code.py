@@ -51,6 +51,8 @@ _OPERATORS: Mapping[type[ast.operator], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv
 }  # fmt: skip
 
+_CASTS: Mapping[str, Callable[..., Any]] = {"int": int, "float": float, "str": str, "bool": bool}
+
 
 def code_of_notebook(text: str, name: str) -> str:
     """Return the code of a Jupyter notebook, without its commands of the shell and of IPython."""
@@ -73,21 +75,30 @@ def syntax_tree(text: str, name: str) -> ast.Module:
         raise Unread(f"{name}: not a Python script: {error}") from error
 
 
-def read_python(text: str, name: str, wanted: str | None) -> tuple[str, dict[str, object]] | None:
+def read_python(
+    text: str, name: str, wanted: str | None, line: int | None = None
+) -> tuple[str, dict[str, object]] | None:
     """Return the trainer and the keys of a script; None if it makes no configuration with arguments. Raises Unread for
-    a script that makes several, of the trainer ``wanted`` if one is, or several trainers."""
+    a script that makes several at ``line`` and of the trainer ``wanted``, where these are given, or several trainers.
+    """
     tree = syntax_tree(text, name)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     configs = [each for each in calls if _called(each) in _CONFIGS and (each.args or each.keywords)]
+    if line is not None:
+        configs = [each for each in configs if each.lineno <= line <= (each.end_lineno or line)]
     configs = [each for each in configs if _CONFIGS[_called(each)] == wanted] or configs
     if not configs:
         return None
     script, trainer = _Script(name, {**_bound(tree), **_own_arguments(tree)}), _CONFIGS[_called(configs[0])]
     trainers = [each for each in calls if _TRAINERS.get(_called(each)) == trainer]
+    if line is not None:
+        names = _names_of(tree, configs[0])
+        given = ((each, dict(_arguments(each)).get("args")) for each in trainers)
+        trainers = [each for each, args in given if args is configs[0] or getattr(args, "id", None) in names]
     for what, found in (("configurations", configs), ("trainers", trainers)):
         if len(found) > 1:
             lines = ", ".join(str(each.lineno) for each in found)
-            hint = "keep the one that is to be converted" + ("" if wanted else ", or add --trainer NAME")
+            hint = f"add --line N{'' if wanted else ', or --trainer NAME'}, or keep the one that is to be converted"
             raise Unread(f"{name}: several {what}, in the lines {lines}", hint=hint)
     keys = {key: script.value(node) for key, node in _arguments(configs[0])} | _assigned(tree, configs[0], name)
     for call in trainers:
@@ -190,6 +201,12 @@ class _Literals(ast.NodeTransformer):
             return ast.Constant(node.attr)
         return self._named(f"{_ARGUMENT}{ast.unparse(node)}", node)
 
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        cast = _CASTS.get(getattr(node.func, "id", ""))
+        known = cast is not None and not node.keywords and [type(each) for each in node.args] == [ast.Constant]
+        return ast.Constant(cast(node.args[0].value)) if known else node  # type: ignore[attr-defined, misc]
+
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         self.generic_visit(node)
         known = isinstance(node.op, ast.Not) and isinstance(node.operand, ast.Constant)
@@ -208,15 +225,20 @@ class _Literals(ast.NodeTransformer):
 
 def _assigned(tree: ast.Module, config: ast.Call, file: str) -> dict[str, object]:
     """Return the fields that the script assigns to the configuration once it is made."""
-    made = [node for node in ast.walk(tree) if getattr(node, "value", None) is config]
-    targets = [each for node in made for each in getattr(node, "targets", [getattr(node, "target", None)])]
-    names = {each.id for each in targets if isinstance(each, ast.Name)}
+    names = _names_of(tree, config)
     return {
         node.attr: NotLiteral(ast.unparse(node), f"{file}:{node.lineno}: assigned by the script: add KEY=VALUE")
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         if isinstance(node.value, ast.Name) and node.value.id in names
     }
+
+
+def _names_of(tree: ast.Module, config: ast.Call) -> set[str]:
+    """Return the names to which the script assigns the configuration when it is made."""
+    made = [node for node in ast.walk(tree) if getattr(node, "value", None) is config]
+    targets = [each for node in made for each in getattr(node, "targets", [getattr(node, "target", None)])]
+    return {each.id for each in targets if isinstance(each, ast.Name)}
 
 
 def _called(call: ast.Call) -> str:

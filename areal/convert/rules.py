@@ -16,8 +16,9 @@ from areal.dataclasses import dataclass, field, replace
 from areal.errors import closest
 from areal.resources.tree import set_path
 
-_NAMES = ("experiment_name", "trial_name", "stats_logger.")  # of a run: they change nothing that is learned
+_NAMES = ("experiment_name", "trial_name", "stats_logger")  # of a run: they change nothing that is learned
 _UNSET = re.compile(r"\$\{?(\w+)")
+_INTERPOLATED = re.compile(r"\$\{(?:[\w.]*\.[\w.]*|[\w.]+:(?![-=+?\d])[^}]*)\}")  # of OmegaConf
 _OUTPUT = re.compile(r"\$\(|^`.*`$")
 Translate = Callable[[Any], Any]
 
@@ -106,7 +107,8 @@ def alike(rule: Rule, keys: str, prefix: str = "") -> dict[str, Rule]:
 @dataclass
 class Draft:
     """A conversion that is being made. ``values``: the keys of the source, with the framework's defaults. ``backend``:
-    of the Model that is sampled from; "" where nothing is sampled."""
+    of the Model that is sampled from; "" where nothing is sampled. ``command``: the program that was read in a script,
+    and its lines."""
 
     values: Mapping[str, Any]
     config: dict[str, Any] = field(default_factory=dict)
@@ -115,6 +117,7 @@ class Draft:
     files: dict[str, str] = field(default_factory=dict)
     backend: str = ""
     model: str = ""
+    command: str = ""
 
     def set(self, target: str, value: Any) -> None:
         self.config = set_path(self.config, tuple(target.split(".")), value)
@@ -160,7 +163,7 @@ class Framework:
             if (found := self.rules.get(".".join(parts[:count]) + ".*")) is not None:
                 return found
         above, _, last = key.rpartition(".")
-        beside = {each.rpartition(".")[2]: each for each in self.rules if each.startswith(above)}
+        beside = {each.rpartition(".")[2]: each for each in self.rules if each.rpartition(".")[0] == above}
         near = closest(last, beside)
         suggestion = f' (did you mean "{beside[near]}"?)' if near else ""
         return refused(f"this is not a known key of {self.name}{suggestion}")
@@ -220,6 +223,8 @@ def convert(source: Framework, given: Mapping[str, object]) -> Draft:
 
 def _fault(key: str, value: Any, default: Any) -> str:
     """Return why the value cannot be used; "" where no fault is found."""
+    if isinstance(value, str) and (unresolved := _INTERPOLATED.search(value)) is not None:
+        return f"{unresolved[0]} is not resolved here: add {key}=VALUE"
     if isinstance(value, str) and (unset := _UNSET.search(value)) is not None:
         if unset[1].isdigit():
             return f"it is argument {unset[1]} of the script: add {key}=VALUE"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from areal.convert import openrlhf, trl, verl, verl_async, verl_sft
 from areal.convert.code import code_of_notebook, read_python, syntax_tree
-from areal.convert.reading import Command, Unread, assignments, flags, read_yaml, script_commands
-from areal.convert.rules import Framework
+from areal.convert.reading import Unread, assignments, flags, read_yaml
+from areal.convert.rules import Entry, Fate, Framework
+from areal.convert.shell import Command, script_commands
 from areal.dataclasses import dataclass
 
 _LAUNCHER = ("nproc_per_node", "nnodes", "num_processes", "num_machines", "num_gpus", "num_nodes", "config_file")
@@ -31,29 +32,62 @@ class SourceFormat:
     nested: bool = True
     trainer_of: Callable[[Mapping[str, object]], str] = lambda keys: ""
 
-    def of_script(self, text: str, environment: Mapping[str, str], name: str, trainer: str | None) -> Command:
-        """Return the last command of ``trainer``, else the last of any; with ``trainer`` also one of a script of its
-        own. Raises Unread."""
+    def of_script(
+        self, text: str, environment: Mapping[str, str], name: str, trainer: str | None, line: int | None
+    ) -> tuple[Command, list[Entry]]:
+        """Return the command at ``line``, else the last of ``trainer``, else the last; with ``trainer`` also one of a
+        script of its own. And what is not read beside it. Raises Unread."""
         if name.endswith(".py"):  # its docstring shows its commands
-            text = ast.get_docstring(syntax_tree(text, name)) or ""
+            text = _docstring(text, name)
         found = script_commands(text, self.programs, environment, name)
         scripts = [] if found else script_commands(text, _ANY_SCRIPT, environment, name)
-        if scripts and trainer and not scripts[-1].program[0].endswith("sh"):
-            found = scripts[-1:]
+        if trainer:
+            found = found or [each for each in scripts if not each.program[0].endswith("sh")]
         if not found:
             others = (f"--from {each}" for each, of in SOURCES.items() if of is not self and of.programs.search(text))
             other = scripts[-1].program[0] if scripts and not name.endswith(".py") else ""
-            runs = f"it runs {other}: convert that file{'' if other.endswith('sh') else ', or add --trainer NAME'}"
-            hint = next(others, runs if other else self.readable)
+            named = "" if other.endswith("sh") else f", or add --trainer NAME, one of {', '.join(self.trainers)}"
+            hint = next(others, f"it runs {other}: convert that file{named}" if other else self.readable)
             raise Unread(f"{name}: no command in it runs a trainer that is known here", hint=hint)
-        return next((each for each in reversed(found) if self.trainer(each) == trainer), found[-1])
+        chosen = [each for each in found if line is None or each.first <= line <= each.last]
+        if not chosen:
+            places = ", ".join(map(_place, found))
+            raise Unread(f"{name}: no command at line {line} runs a trainer", hint=f"there are {places}")
+        command = next((each for each in reversed(chosen) if self.trainer(each) == trainer), chosen[-1])
+        return command, _beside(command, found)
 
     def trainer(self, command: Command) -> str | None:
         """Return the trainer that a command runs; None for that of another script."""
         return self.called.get(command.program[command.program.lastindex or 0])
 
 
-_ANY_SCRIPT = re.compile(r"(?:^|(?<= ))[\w./~-]+\.(?:py|sh)(?!\S)")
+def _docstring(text: str, name: str) -> str:
+    """Return the docstring of a Python script as it is written, at its lines."""
+    tree = syntax_tree(text, name)
+    if ast.get_docstring(tree) is None:
+        return ""
+    written = ast.get_source_segment(text, tree.body[0]) or ""
+    return "\n" * (tree.body[0].lineno - 1) + written.replace('"""', "").replace("\\\\\n", "\\\n")
+
+
+def _place(command: Command) -> str:
+    lines = f"line {command.first}" if command.first == command.last else f"lines {command.first}-{command.last}"
+    return f"{command.program[0].strip(' /')} ({lines})"
+
+
+def _beside(command: Command, found: Sequence[Command]) -> list[Entry]:
+    """Return what is not read beside ``command``: the other commands, and what a comment separates from it."""
+    others = [_place(each) for each in found if each is not command]
+    note = f"{_place(command)} is read; --line N reads another"
+    entries = [Entry("other commands", others, Fate.IGNORED, note=note)] if others else []
+    if command.rest is not None:
+        number, text = command.rest
+        note = "the comment above ends the command, as in bash"
+        entries.append(Entry(f"line {number}", text, Fate.IGNORED, note=note))
+    return entries
+
+
+_ANY_SCRIPT = re.compile(r"(?:(?:^|(?<= ))[\w./~-]+\.(?:py|sh)|(?<=-m )\w+(?:\.\w+)+)(?!\S)")
 
 
 def _full(key: str, framework: Framework) -> str:
@@ -67,6 +101,9 @@ def _launched(command: Command, name: str) -> dict[str, object]:
     """Return the number of processes, of the words before the program."""
     first = next((at for at, word in enumerate(command.launcher) if word.startswith("--")), len(command.launcher))
     given = flags([word for word in command.launcher[first:] if word not in ("-m", "--")], name)
+    slots = [each.partition(":")[2] for each in str(given.get("include", "")).split("@")]  # of deepspeed, by host
+    if all(slots):
+        given["num_gpus"] = sum(each.count(",") + 1 for each in slots)
     return {key: given[key] for key in _LAUNCHER if key in given}
 
 
@@ -90,7 +127,7 @@ _VERL = {
     "main_dapo": "ppo",
 }
 _VERL_PROGRAMS = (
-    r"verl[./]trainer[./](main_ppo|fsdp_sft_trainer|sft_trainer|sft_trainer_ray)(?:_sync)?",
+    r"(?<![\w.])verl[./]trainer[./](main_ppo|fsdp_sft_trainer|sft_trainer|sft_trainer_ray)(?:_sync)?",
     r"transfer_queue[./](main_ppo)",
     r"fully_async_policy[./](fully_async_main)",
     r"(one_step_off_policy\.main_ppo)",
@@ -122,30 +159,48 @@ SOURCES: Mapping[str, SourceFormat] = {
     ),
     "openrlhf": SourceFormat(
         {"ppo": openrlhf.PPO, "sft": openrlhf.SFT, "dpo": openrlhf.DPO, "rm": openrlhf.RM},
-        re.compile(r"(?:openrlhf[./]cli[./]|(?:^|[/ ])(?=train_\w+\.py))train_(ppo_ray|ppo|sft|dpo|rm)(?:\.py)?(?!\S)"),
+        re.compile(
+            r"(?:(?<![\w.])openrlhf[./]cli[./]|(?:^|[/ ])(?=train_\w+\.py))"
+            r"train_(ppo_ray|ppo|sft|dpo|rm)(?:\.py)?(?!\S)"
+        ),
         {"ppo_ray": "ppo", "ppo": "ppo", "sft": "sft", "dpo": "dpo", "rm": "rm"},
         flags,
-        "a script with `python3 -m openrlhf.cli.train_ppo_ray --KEY VALUE ...` is read",
+        "a script with `python3 -m openrlhf.cli.train_ppo_ray --KEY VALUE ...` is read, or train_sft, train_dpo, "
+        "train_rm",
     ),
 }
 
 
+class Read(NamedTuple):
+    """What is read of a file. ``command``: its program and lines in a script. ``beside``: what is not read, as
+    entries."""
+
+    trainer: str
+    keys: dict[str, Any]
+    command: str = ""
+    beside: Sequence[Entry] = ()
+
+
 def read_keys(
-    source: str, trainer: str | None, text: str, environment: Mapping[str, str], name: str
-) -> tuple[str, Any]:
-    """Return the trainer and the keys of a file. Raises Unread, also where the trainer of a YAML file is not known."""
+    source: str, trainer: str | None, text: str, environment: Mapping[str, str], name: str, line: int | None = None
+) -> Read:
+    """Read a file. ``line``: of the command, or of the configuration in Python code, where there are several. Raises
+    Unread, also where the trainer of a YAML file is not known."""
     of = SOURCES[source]
     if name.endswith(".ipynb"):
         text, name = code_of_notebook(text, name), f"{name} (its code).py"
-    if source == "trl" and name.endswith(".py") and (made := read_python(text, name, trainer)) is not None:
-        return trainer or made[0], made[1]
+    if source == "trl" and name.endswith(".py") and (made := read_python(text, name, trainer, line)) is not None:
+        return Read(trainer or made[0], made[1])
     if not name.endswith((".yaml", ".yml")):
-        command = of.of_script(text, environment, name, trainer)
+        command, beside = of.of_script(text, environment, name, trainer, line)
         trainer = trainer or str(of.trainer(command))
         found = {**_launched(command, name), **of.read(command.words, name)}
-        return trainer, {_full(key, of.trainers[trainer]) if of.read is flags else key: found[key] for key in found}
-    keys = read_yaml(text, name, nested=of.nested)
+        keys = {_full(key, of.trainers[trainer]) if of.read is flags else key: found[key] for key in found}
+        return Read(trainer, keys, _place(command), beside)
+    if line is not None:
+        raise Unread(f"{name}: --line chooses one of several commands, and a YAML file has none")
+    keys = read_yaml(text, name, nested=of.nested, environment=environment)
     chosen = trainer or of.trainer_of(keys)
     if not chosen:
         raise Unread(f"{name}: which trainer reads it is not in the file", hint=f"--trainer {', '.join(of.trainers)}")
-    return chosen, keys
+    return Read(chosen, keys)

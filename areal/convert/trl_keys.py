@@ -78,6 +78,7 @@ _COMMON: Mapping[str, Rule] = {
     "bf16": joint("actor.dtype", neutral=(None,)),
     "fp16": refused("float16 has no loss scaling here: bfloat16", False),
     "attn_implementation": to("actor.attn_impl", neutral=(None,)),
+    "use_flash_attention_2": to("actor.attn_impl", choice(**{"True": "flash_attention_2"}), neutral=(None, False)),
     "trust_remote_code": NO_CODE,
     "model_init_kwargs": _OWN_MODEL,
     "gradient_checkpointing": to("actor.gradient_checkpointing"),

@@ -18,7 +18,6 @@ from areal.convert.finishing import (
     engine_flags,
     keep_rewards,
     lay_out,
-    name_run,
     pick_columns,
     save_and_resume,
     serve,
@@ -29,11 +28,11 @@ from areal.convert.finishing import (
 )
 from areal.convert.rules import Draft, Fate, Framework, period
 from areal.convert.verl_keys import ACTOR, ALIASES, DEFAULTS, MODEL, ROLLOUT, RULES, SWITCHES
-from areal.convert.verl_sft import megatron_backend
+from areal.convert.verl_sft import begin, megatron_backend
 
 
 def finish(draft: Draft) -> None:
-    name_run(draft)
+    begin(draft)
     template = "data.apply_chat_template_kwargs."
     if found := {key.removeprefix(template): value for key, value in draft.values.items() if key.startswith(template)}:
         draft.set("train_dataset.chat_template_kwargs", found)

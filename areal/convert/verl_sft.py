@@ -5,6 +5,7 @@ The second one's keys (``model.path``, ``engine.*``) stand beside the first one'
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,7 +98,24 @@ _OWN_CONFIGS = [
     for trainer in ("ppo_trainer", "ppo_megatron_trainer", "dapo_trainer", "dapo_megatron_trainer", "sft_trainer")
     for ending in ("", ".yaml")
 ]
+_OWN_GROUPS = re.compile(
+    r"_self_|(?:dp|megatron|veomni|torchtitan|\$\{\w+\})(?:_(?:actor|critic|ref|reward\w*))?|automodel|fsdp|mindspeed|actor|"
+    r"critic|ref|rollout|reward(?:_model)?|profiler|legacy_data|hf_model|rollout_correction|distillation|npu_profile|"
+    r"transfer_queue"
+)
 _COMPOSED = "its keys are not read: convert the YAML file that the command prints with --cfg job --resolve"
+
+
+def begin(draft: Draft) -> None:
+    """Name the run, and refuse files that Hydra merges with this one, where they are not verl's."""
+    name_run(draft)
+    given = draft.values.get("defaults") or []
+    named = [str(name) for each in given for name in (each.values() if isinstance(each, Mapping) else [each])]
+    files = (each.rpartition("/")[2].removesuffix(".yaml") for each in named)
+    others = [each for each in files if each not in _OWN_CONFIGS and not _OWN_GROUPS.fullmatch(each)]
+    if others:
+        draft.mark("defaults", Fate.REFUSED, f"{', '.join(others)}: {_COMPOSED}")
+
 
 COMMON: Mapping[str, Rule] = {
     "--config-name": refused(_COMPOSED, *_OWN_CONFIGS, "sft_trainer_engine"),
@@ -156,7 +174,7 @@ RULES: Mapping[str, Rule] = {
     "model.target_modules": joint("actor.target_modules"),
     "model.strategy": ignored("actor.backend says it"),
     "ulysses_sequence_parallel_size": lossy("rows are not split over GPUs; set actor.mb_spec", 1),
-    "optim": ignored("Hydra composes the file"),
+    **alike(ignored("Hydra composes the file"), "model optim"),
     "optim.lr_scheduler": to("actor.optimizer.lr_scheduler_type", _SCHEDULE),
     "optim.lr_min": joint("actor.optimizer.min_lr_ratio", number, neutral=(None,)),
     **alike(joint("actor.backend", choice(fsdp="fsdp", fsdp2="fsdp", megatron="megatron")), "engine engine.strategy"),
@@ -207,7 +225,7 @@ _AFTER_EPOCH = "after_each_epoch"
 
 def _finish(draft: Draft) -> None:
     values = draft.values
-    name_run(draft)
+    begin(draft)
     draft.set("trainer.type", "sft")
     draft.set("train_dataset.type", "sft")
     conversations = values.get("data.multiturn.enable") or values.get("model.path")  # sft_trainer reads no others

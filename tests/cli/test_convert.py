@@ -100,7 +100,35 @@ def test_file_without_a_configuration_is_an_error(
     assert ran.out == ""
 
 
-def test_recursive_yaml_is_an_error(areal: Areal, tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("actor: &a [*a]\n")
-    ran = areal("convert", str(tmp_path / "c.yaml"), "--from", "areal")
-    assert ran.code == 1 and "Circular reference" in ran.err and "unexpected" not in ran.err
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("actor: &a [*a]\n", "the alias *a is inside its own anchor"), ("seed: 1\nseed: 2\n", 'duplicate key "seed"')],
+)
+@pytest.mark.parametrize("source", ["areal", "verl"])
+def test_yaml_with_a_fault_is_an_error(areal: Areal, tmp_path: Path, text: str, message: str, source: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    ran = areal("convert", str(tmp_path / "c.yaml"), "--from", source)
+    assert ran.code == 1 and message in ran.err and "unexpected" not in ran.err
+
+
+def test_command_that_is_read_is_named_in_table_and_manifests(areal: Areal, script: str, tmp_path: Path) -> None:
+    text = Path(script).read_text()
+    Path(script).write_text(f"{text}\n{text.replace('train_batch_size=8', 'train_batch_size=16')}")
+    ran = areal("convert", script, "--from", "verl", "-o", "json")
+    row = ran.json["items"][0]
+    assert (row["key"], row["value"]) == ("other commands", ["verl.trainer.main_ppo (lines 2-6)"])
+    assert row["note"] == "verl.trainer.main_ppo (lines 9-13) is read; --line N reads another"
+    assert "other commands" in areal("convert", script, "--from", "verl").out
+    for words, batch, lines in (((), 16, "9-13"), (("--line", "4"), 8, "2-6")):
+        out = tmp_path / f"job{batch}"
+        assert areal("convert", script, "--from", "verl", *words, "--out", str(out)).code == 0
+        assert f"batch_size: {batch}\n" in (out / "config.yaml").read_text()
+        first, *_ = (out / "manifests.yaml").read_text().splitlines()
+        assert first == f"# Converted from {script} verl.trainer.main_ppo (lines {lines})"
+        assert areal("validate", "-f", str(out / "manifests.yaml")).code == 0
+
+
+def test_line_of_a_configuration_of_areal_is_refused(areal: Areal, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("seed: 1\n")
+    ran = areal("convert", str(tmp_path / "c.yaml"), "--from", "areal", "--line", "1")
+    assert ran.code == 2 and "--line chooses a command of a script" in ran.err

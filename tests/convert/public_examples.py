@@ -74,7 +74,7 @@ TRAINERS = {"examples/cli_configs/example_config.yaml": "sft"}  # as the file's 
 
 def row(framework: str, text: str, name: str) -> dict[str, Any]:
     """The trainer, and the keys by what becomes of them."""
-    trainer, keys = read_keys(framework, TRAINERS.get(name), text, {"HOME": "/home/user", "PWD": "/work"}, name)
+    trainer, keys, *_ = read_keys(framework, TRAINERS.get(name), text, {"HOME": "/home/user", "PWD": "/work"}, name)
     entries = convert(SOURCES[framework].trainers[trainer], keys).entries
     return {
         "trainer": trainer,

@@ -11,7 +11,7 @@ import pytest
 from areal.convert.areal import TRAINERS, trainer_of
 from areal.convert.areal import convert as convert_areal
 from areal.convert.rules import Draft, Fate, convert
-from areal.convert.sources import SOURCES
+from areal.convert.sources import SOURCES, read_keys
 from areal.dataset.loading import get_custom_dataset
 from areal.reconcilers.kinds.job_config import checked
 from tests.convert.test_verl import fates, loaded
@@ -300,3 +300,19 @@ def test_areal_key_with_a_warning_is_kept() -> None:
     }
     draft = convert_areal(document, "grpo", checked)
     assert "gconfig.top_p" in fates(draft, Fate.MAPPED) and draft.config["gconfig"]["top_p"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("launcher", "backend"),
+    [
+        ("--include localhost:0,1,2,3", "fsdp:d4"),
+        ("--include=localhost:4 --master_port 1", "fsdp:d1"),
+        ("--include worker-0:0,1@worker-1:0,1", "fsdp:d4"),
+        ("--include worker-0@worker-1:0,1", "fsdp:d8"),  # all of a host
+        ("--num_gpus 2", "fsdp:d2"),
+    ],
+)
+def test_gpus_that_deepspeed_includes_train(launcher: str, backend: str) -> None:
+    given = f"deepspeed {launcher} --module openrlhf.cli.train_dpo --pretrain org/model --dataset rows.jsonl"
+    found = read_keys("openrlhf", None, given, {}, "run.sh")
+    assert convert(SOURCES["openrlhf"].trainers["dpo"], found.keys).config["actor"]["backend"] == backend

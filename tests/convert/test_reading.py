@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.convert.reading import Command, Unread, assignments, flags, read_yaml, script_commands, without_references
+from areal.convert.reading import Unread, assignments, flags, read_yaml, without_references
+from areal.convert.shell import Command, script_commands
 
 PROGRAMS = re.compile(r"pkg\.trainer\.(main)(?!\S)")
 SCRIPT = r"""
@@ -28,7 +30,6 @@ FLAGS="y.a=1 y.b=False"
 python3 -m pkg.trainer.main \
     a.nodes=$NODES \
     a.gpus=$(( NODES * per_node )) \
-    # a.gone=3 \
     a.length=${length} \
     a.files="$files" \
     a.rate=1e-6 a.name='run 1' \
@@ -127,6 +128,28 @@ def test_omegaconf_references_are_resolved() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a {b: *a}", "c.yaml:1:11: not YAML: the alias *a is inside its own anchor"),
+        ("a: 1\nb: 2\na: 3", 'c.yaml:3:1: not YAML: duplicate key "a": first at line 1'),
+        ("a: !!python/name:os.system x", "c.yaml:1:4: not YAML: the tag"),
+        ("[" * 9999, "not YAML: nested more than"),
+        ("a: 1\n---\nb: 2\n", "expected a single document"),
+        ("a: 2024-13-01", "c.yaml: not YAML: month must be in 1..12"),
+    ],
+)
+def test_yaml_that_frameworks_refuse_or_read_differently_is_an_error(text: str, message: str) -> None:
+    with pytest.raises(Unread) as caught:
+        read_yaml(text, "c.yaml")
+    assert message in str(caught.value)
+
+
+def test_references_to_the_environment_are_resolved() -> None:
+    text = "a: '${oc.env:ROOT}/x'\nb: '${oc.env:UNSET,7}'\nc: '${oc.env:UNSET}'\n"
+    assert read_yaml(text, "c.yaml", environment={"ROOT": "/r"}) == {"a": "/r/x", "b": 7, "c": "${oc.env:UNSET}"}
+
+
+@pytest.mark.parametrize(
     ("value", "found"),
     [
         ("${b}", 2),
@@ -141,7 +164,7 @@ def test_omegaconf_references_are_resolved() -> None:
 )
 def test_reference_resolves_to_target_value(value: object, found: object) -> None:
     keys = {"b": 2, "a.near": "${.next}", "a.next": "far", "chain": "${b}", "loop": "${loop}", "a.key": value}
-    assert without_references(keys)["a.key"] == found
+    assert without_references(keys, {})["a.key"] == found
 
 
 @given(st.text(max_size=80))
@@ -348,6 +371,74 @@ def test_output_of_a_command_is_kept_as_its_text() -> None:
     assert last("N=$(a | b)\nrun --n ${N} pkg.trainer.main x=1").launcher == ["run", "--n", "$(a | b)"]
     several = "N=$(python3 - <<'EOF'\nprint(len(')'))\nEOF\n)\n[ -n $N ] && A=1 || A=2\n"
     assert keys(f"{several}python -m pkg.trainer.main a=$A") == {"a": "${N}"}
+
+
+RUN = "python -m pkg.trainer.main"
+
+
+def test_comment_behind_a_backslash_ends_the_command() -> None:
+    command = last(f"{RUN} a.b=1 \\\n  # a.c=2 \\\n  a.d=3 \\\n  a.e=4\necho done\n")
+    assert assignments(command.words, "run.sh") == {"a.b": 1}
+    assert (command.first, command.last, command.rest) == (1, 1, (3, "a.d=3    a.e=4"))
+    assert last(f"{RUN} a.b=1 \\\n  # a.c=2\n\necho done\n").rest is None
+    quoted = f"launch -- '{RUN} a.b=1 \\\n # a.c=2\n a.d=3'\nE=(\n  x.y=1 \\\n  # no\n  x.z=2\n)\n{RUN} ${{E[@]}}"
+    assert keys(quoted) == {"x.y": 1, "x.z": 2}
+
+
+def test_commands_have_their_lines() -> None:
+    script = f"N=1\n{RUN} a.b=1 \\\n  a.c=2\nif true; then\n  {RUN} a.b=3\nfi\n"
+    found = script_commands(script, PROGRAMS, {}, "run.sh")
+    assert [(each.first, each.last) for each in found] == [(2, 3), (5, 5)]
+
+
+def test_name_of_a_trainer_among_arguments_of_another_script_is_no_command() -> None:
+    assert not script_commands("python3 patch.py --target pkg.trainer.main\n", PROGRAMS, {}, "run.sh")
+    assert keys("accelerate launch --multi_gpu pkg.trainer.main a=1") == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("source env.sh", {"a": 1, "b": "$1", "n": 4}),  # of no arguments
+        (". ./env.sh\nA=5", {"a": 5, "b": "$1", "n": 4}),
+        ('source "$(dirname "$0")/env.sh"', {"a": 1, "b": "$1", "n": 4}),
+        ("source missing.sh", {"a": "$A", "b": "$1", "n": 4}),
+    ],
+)
+def test_sourced_file_beside_the_script_sets_variables(
+    script: str, expected: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / "env.sh").write_text("A=1\nsource env.sh\n")
+    text = f"{script}\n{RUN} a=$A b=$1 n=${{N:-4}}\n"
+    (command,) = script_commands(text, PROGRAMS, {}, str(tmp_path / "run.sh"))
+    assert assignments(command.words, "run.sh") == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("A=9\nbash train.sh x 2 c=3", {"a": "$A", "b": "x", "n": 2, "c": 3}),  # A is not exported
+        ("export A=9\nbash train.sh", {"a": 9, "b": "$1", "n": 8}),
+        ("set -a\nA=9\nset +a\nN=2 nohup bash train.sh x &", {"a": 9, "b": "x", "n": 8}),
+        ("A=9 bash train.sh x 2 &> log", {"a": 9, "b": "x", "n": 2}),
+        ("A=9 sbatch train.sh x", {"a": 9, "b": "x", "n": 8}),
+        ('bash "$ROOT/scripts/train.sh" x', {"a": "$A", "b": "x", "n": 8}),
+        ("./train.sh x", {"a": "$A", "b": "x", "n": 8}),
+    ],
+)
+def test_file_that_a_script_runs_gets_what_is_exported(
+    script: str, expected: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / "train.sh").write_text(f'bash train.sh\n{RUN} a=$A b=$1 n=${{2:-8}} "${{@:3}}"\n')
+    (command,) = script_commands(f"\n{script}\n", PROGRAMS, {}, str(tmp_path / "run.sh"))
+    assert assignments(command.words, "run.sh") == expected
+    assert command.first > 1, "the line of the script that runs it"
+
+
+def test_file_that_reads_its_arguments_in_a_loop_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(f"while [ $# -gt 0 ]; do\n  shift\ndone\n{RUN} a=1\n")
+    assert not script_commands("bash train.sh --a 2\n", PROGRAMS, {}, str(tmp_path / "run.sh"))
+    assert len(script_commands("bash train.sh\n", PROGRAMS, {}, str(tmp_path / "run.sh"))) == 1
 
 
 def test_line_of_many_spaces_is_read_in_linear_time() -> None:

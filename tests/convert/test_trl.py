@@ -167,7 +167,7 @@ def test_unknown_process_count_is_lossy() -> None:
 )
 def test_every_launcher_tells_the_number_of_processes(launcher: str) -> None:
     script = f"{launcher} src/grpo.py --model_name_or_path m --dataset_name d --per_device_train_batch_size 8"
-    trainer, keys = read_keys("trl", None, script, {}, "run.sh")
+    trainer, keys, *_ = read_keys("trl", None, script, {}, "run.sh")
     draft = convert(TRL[trainer], {**keys, "reward_funcs": ["my.rewards.right"]})
     assert (draft.config["train_dataset"]["batch_size"], draft.config["actor"]["backend"]) == (8, "fsdp:d4")
     assert not fates(draft, Fate.REFUSED) and "num_processes" not in fates(draft, Fate.LOSSY)
@@ -265,11 +265,11 @@ def test_trl_reward_functions_are_called_with_their_signature(tmp_path: Path, mo
 def test_docstring_command_is_read_and_trainer_must_be_known() -> None:
     command = "accelerate launch --num_processes 2 \\\n  examples/scripts/gspo.py \\\n  --beta 0.0"
     text = f'r"""\npip install trl\n\n{command}\n"""\n'
-    assert read_keys("trl", None, text, {}, "gspo.py") == ("grpo", {"num_processes": 2, "beta": 0.0})
+    assert read_keys("trl", None, text, {}, "gspo.py")[:2] == ("grpo", {"num_processes": 2, "beta": 0.0})
     with pytest.raises(Exception, match="which trainer reads it") as caught:
         read_keys("trl", None, "learning_rate: 1e-6", {}, "c.yaml")
     assert "--trainer grpo, rloo, sft, dpo, reward" in caught.value.hint  # type: ignore[attr-defined]
-    assert read_keys("trl", "sft", "learning_rate: 1e-6", {}, "c.yaml") == ("sft", {"learning_rate": 1e-6})
+    assert read_keys("trl", "sft", "learning_rate: 1e-6", {}, "c.yaml")[:2] == ("sft", {"learning_rate": 1e-6})
 
 
 def test_files_of_a_command_are_read_beside_it(areal: Areal, tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ rate *= 2
 data = load_dataset("trl-lib/DeepMath-103K", split="train")
 args = GRPOConfig(
     "out", learning_rate=rate, num_generations=8, beta=-0.0, bf16=True, max_completion_length=2 * 128,
-    gradient_accumulation_steps=2, num_train_epochs=float("1"), **more
+    gradient_accumulation_steps=2, num_train_epochs=made("1"), weight_decay=float("0.5"), **more
 )
 GRPOTrainer(model=PATH, reward_funcs=[accuracy_reward], args=args, train_dataset=data, peft_config=LoraConfig(r=16),
     processing_class=tokenizer, eval_dataset=data["test"], rollout_func=mine)
@@ -344,12 +344,12 @@ GRPOTrainer(model=PATH, reward_funcs=[accuracy_reward], args=args, train_dataset
 
 
 def test_config_in_code_is_read_without_running_it() -> None:
-    trainer, keys = read_keys("trl", None, CODE, {}, "train.py")
+    trainer, keys, *_ = read_keys("trl", None, CODE, {}, "train.py")
     draft = convert(SOURCES["trl"].trainers[trainer], {**keys, "num_processes": 1})
     found = {each.key: each for each in draft.entries}
     assert trainer == "grpo" and draft.config["actor"]["path"] == "Qwen/Qwen2.5-0.5B"
     assert draft.config["gconfig"]["n_samples"] == 8 and draft.config["gconfig"]["max_new_tokens"] == 256
-    assert draft.config["actor"]["lora_rank"] == 16
+    assert draft.config["actor"]["lora_rank"] == 16 and draft.config["actor"]["optimizer"]["weight_decay"] == 0.5
     assert draft.config["train_dataset"]["path"] == "trl-lib/DeepMath-103K"
     refused = {key: each.note for key, each in found.items() if each.fate is Fate.REFUSED}
     assert refused == {
@@ -382,7 +382,7 @@ def test_script_without_single_configuration_is_an_error(code: str, message: str
 )
 def test_script_function_as_reward_is_refused_with_override(first: str) -> None:
     code = f"{first}\nGRPOConfig(seed=1)\nGRPOTrainer('org/m', reward_funcs=score)"
-    trainer, keys = read_keys("trl", None, code, {}, "train.py")
+    trainer, keys, *_ = read_keys("trl", None, code, {}, "train.py")
     (found,) = (each for each in convert(SOURCES["trl"].trainers[trainer], keys).entries if each.key == "reward_funcs")
     assert found.fate is Fate.REFUSED and found.note.startswith("train.py:3: a function of the script")
     assert keys["model_name_or_path"] == "org/m"
@@ -433,7 +433,7 @@ def test_arguments_of_a_script_have_their_defaults(notebook: bool) -> None:
         cells = [{"cell_type": "markdown", "source": "# GRPO"}, {"cell_type": "code", "source": ["!pip install trl\n"]}]
         cells.append({"cell_type": "code", "source": ARGUMENTS.splitlines(keepends=True)})
         text, name = json.dumps({"cells": cells}), "train.ipynb"
-    trainer, keys = read_keys("trl", None, text, {}, name)
+    trainer, keys, *_ = read_keys("trl", None, text, {}, name)
     assert trainer == "grpo" and {key: keys[key] for key in MEANT} == MEANT
     unknown = ("delta", "max_steps", "temperature", "top_p")  # no default, assigned later, required, of another object
     assert all(isinstance(keys[key], NotLiteral) for key in unknown)
@@ -451,28 +451,74 @@ TWO = "accelerate launch sft.py --seed 1\naccelerate launch src/mine.py --beta 0
 
 def test_trainer_selects_the_command_of_a_script() -> None:
     code = "SFTConfig(seed=1)\nGRPOConfig(seed=2)"
-    assert read_keys("trl", "grpo", code, {}, "train.py") == ("grpo", {"seed": 2})
-    assert read_keys("trl", None, TWO, {}, "run.sh") == ("sft", {"seed": 1})
+    assert read_keys("trl", "grpo", code, {}, "train.py")[:2] == ("grpo", {"seed": 2})
+    assert read_keys("trl", None, TWO, {}, "run.sh")[:2] == ("sft", {"seed": 1})
     both = TWO + "python grpo.py --seed 2\n"
-    assert read_keys("trl", None, both, {}, "run.sh") == ("grpo", {"seed": 2})
-    assert read_keys("trl", "sft", both, {}, "run.sh") == ("sft", {"seed": 1})
+    assert read_keys("trl", None, both, {}, "run.sh")[:2] == ("grpo", {"seed": 2})
+    assert read_keys("trl", "sft", both, {}, "run.sh")[:2] == ("sft", {"seed": 1})
 
 
 def test_script_of_its_own_is_named_and_read_with_a_trainer() -> None:
     own = TWO.splitlines()[1]
     with pytest.raises(Unread) as caught:
         read_keys("trl", None, own, {}, "run.sh")
-    assert caught.value.hint == "it runs src/mine.py: convert that file, or add --trainer NAME"
+    named = "--trainer NAME, one of grpo, rloo, sft, dpo, reward"
+    assert caught.value.hint == f"it runs src/mine.py: convert that file, or add {named}"
     # a flag may be abbreviated
-    assert read_keys("trl", "grpo", own, {}, "run.sh") == ("grpo", {"beta": 0.1, "model_name_or_path": "m"})
+    assert read_keys("trl", "grpo", own, {}, "run.sh")[:2] == ("grpo", {"beta": 0.1, "model_name_or_path": "m"})
     with pytest.raises(Unread) as caught:
         read_keys("verl", None, "export N=2\nbash examples/run.sh\n", {}, "run.sh")
     assert caught.value.hint == "it runs examples/run.sh: convert that file"
 
 
+def test_yaml_file_before_the_flags_is_the_configuration() -> None:
+    given = "accelerate launch src/mine.py recipes/dpo.yaml --beta 0.1"
+    assert read_keys("trl", "dpo", given, {}, "run.sh").keys == {"config": "recipes/dpo.yaml", "beta": 0.1}
+
+
+def test_line_selects_one_of_several_commands_and_the_others_are_listed() -> None:
+    script = "trl sft --seed 1\ntrl sft \\\n  --seed 2\ntrl dpo --seed 3\n"
+    last, first = (read_keys("trl", None, script, {}, "run.sh", line) for line in (None, 3))
+    assert (last.keys, last.command) == ({"seed": 3}, "trl dpo (line 4)")
+    assert (first.trainer, first.keys, first.command) == ("sft", {"seed": 2}, "trl sft (lines 2-3)")
+    (others,) = first.beside
+    assert others.value == ["trl sft (line 1)", "trl dpo (line 4)"] and others.fate is Fate.IGNORED
+    assert others.note == "trl sft (lines 2-3) is read; --line N reads another"
+    assert not read_keys("trl", None, "trl sft --seed 1", {}, "run.sh").beside
+    with pytest.raises(Unread, match="no command at line 9 runs a trainer") as caught:
+        read_keys("trl", None, script, {}, "run.sh", 9)
+    assert caught.value.hint == "there are trl sft (line 1), trl sft (lines 2-3), trl dpo (line 4)"
+    with pytest.raises(Unread, match="a YAML file has none"):
+        read_keys("trl", "sft", "seed: 1", {}, "run.yaml", 1)
+
+
+def test_line_of_a_docstring_is_that_of_the_file() -> None:
+    for mark in ("r", ""):
+        text = f'# licence\n{mark}"""\ntrl sft \\\n  --seed 1\n\ntrl sft --seed 2\n"""\nimport trl\n'
+        assert read_keys("trl", None, text, {}, "sft.py").command == "trl sft (line 6)"
+        assert read_keys("trl", None, text, {}, "sft.py", 4)[:3] == ("sft", {"seed": 1}, "trl sft (lines 3-4)")
+
+
+def test_line_selects_one_of_several_configurations_in_code() -> None:
+    code = """if full:
+    args = SFTConfig(seed=1)
+    trainer = SFTTrainer("org/one", args=args)
+else:
+    trainer = SFTTrainer("org/two", args=SFTConfig(seed=2))
+"""
+    with pytest.raises(Unread, match="several configurations, in the lines 2, 5") as caught:
+        read_keys("trl", None, code, {}, "train.py")
+    assert caught.value.hint == "add --line N, or --trainer NAME, or keep the one that is to be converted"
+    for line, keys in (
+        (2, {"seed": 1, "model_name_or_path": "org/one"}),
+        (5, {"seed": 2, "model_name_or_path": "org/two"}),
+    ):
+        assert read_keys("trl", None, code, {}, "train.py", line).keys == keys
+
+
 def test_model_wrapped_in_adapters_by_script_is_refused_with_line() -> None:
     code = "model = peft.get_peft_model(model, made())\nargs = GRPOConfig(seed=1)\nGRPOTrainer(model, args=args)"
-    _, keys = read_keys("trl", None, code, {}, "train.py")
+    _, keys, *_ = read_keys("trl", None, code, {}, "train.py")
     assert "train.py:1: adapters made by the script" in fates(convert(TRL["grpo"], keys), Fate.REFUSED)["use_peft"]
 
 
@@ -484,7 +530,7 @@ def test_only_model_of_a_script_and_its_adapters_are_read(adapters: str) -> None
     code = f"""model, tokenizer = FastLanguageModel.from_pretrained(model_name="org/model", load_in_4bit=True)
 model = get_peft_model({adapters})
 GRPOTrainer(model=model, args=GRPOConfig(num_generations=4, per_device_train_batch_size=4))"""
-    trainer, keys = read_keys("trl", None, code, {}, "train.py")
+    trainer, keys, *_ = read_keys("trl", None, code, {}, "train.py")
     draft = convert(TRL[trainer], {**keys, **BASE, "model_name_or_path": keys["model_name_or_path"]})
     assert draft.config["actor"]["path"] == "org/model" and not fates(draft, Fate.REFUSED)
     assert (draft.config["actor"]["lora_rank"], draft.config["actor"]["lora_alpha"]) == (32, 64)
@@ -494,11 +540,11 @@ GRPOTrainer(model=model, args=GRPOConfig(num_generations=4, per_device_train_bat
 def test_adapters_in_code_use_peft_defaults() -> None:
     given = "lora_alpha=4, bias='none', init_lora_weights=True, inference_mode=False, task_type='CAUSAL_LM'"
     code = f"GRPOConfig(seed=1)\nGRPOTrainer('org/m', peft_config=LoraConfig({given}))"
-    trainer, keys = read_keys("trl", None, code, {}, "train.py")
+    trainer, keys, *_ = read_keys("trl", None, code, {}, "train.py")
     draft = convert(SOURCES["trl"].trainers[trainer], keys)
     assert (draft.config["actor"]["lora_rank"], draft.config["actor"]["lora_alpha"]) == (8, 4)
     assert not {"lora_dropout", "bias"} & {each.key for each in draft.entries if each.fate is not Fate.MAPPED}
-    _, other = read_keys("trl", None, code.replace("'none'", "'all'"), {}, "train.py")
+    _, other, *_ = read_keys("trl", None, code.replace("'none'", "'all'"), {}, "train.py")
     (refused,) = (each for each in convert(SOURCES["trl"].trainers[trainer], other).entries if each.key == "bias")
     assert refused.fate is Fate.REFUSED
 
@@ -507,7 +553,7 @@ def test_adapters_in_code_use_peft_defaults() -> None:
 def test_field_assigned_later_by_script_is_refused_with_line(made: str) -> None:
     name = "other" if ":=" in made else "args"
     code = f"{made}(seed=1, beta=0.1){')' * (':=' in made)}\n{name}.beta = 0.2\n{name}.num_generations *= 2"
-    trainer, keys = read_keys("trl", None, code, {}, "train.py")
+    trainer, keys, *_ = read_keys("trl", None, code, {}, "train.py")
     entries = convert(SOURCES["trl"].trainers[trainer], keys).entries
     notes = {each.key: each.note for each in entries if each.fate is Fate.REFUSED}
     assert notes["beta"] == "train.py:2: assigned by the script: add KEY=VALUE"

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.api.cli_args import GRPOConfig, PPOConfig, load_expr_config
+from areal.convert.reading import Unread
 from areal.convert.rules import Draft, Fate, convert
 from areal.convert.sources import SOURCES, read_keys
 from areal.convert.verl import VERL
@@ -242,7 +243,7 @@ def test_verl_async_trainers_keep_batch_staleness_and_gpus(tmp_path: Path) -> No
         rollout.nnodes=2 rollout.total_rollout_steps=51200 rollout.test_freq=5 trainer.nnodes=1 \\
         async_training.trigger_parameter_sync_step=4 async_training.require_batches=2 \\
         async_training.staleness_threshold=0.5 data.val_files=v.parquet"""
-    trainer, keys = read_keys("verl", None, script, {}, "run.sh")
+    trainer, keys, *_ = read_keys("verl", None, script, {}, "run.sh")
     draft = convert(SOURCES["verl"].trainers[trainer], keys)
     config = loaded(draft, tmp_path)
     # Weights are pushed after 4 * 2 minibatches of 16 prompts.
@@ -251,7 +252,7 @@ def test_verl_async_trainers_keep_batch_staleness_and_gpus(tmp_path: Path) -> No
     assert (draft.backend, draft.config["actor"]["backend"]) == ("sglang:d8t2", "fsdp:d8")
     assert not config.actor.recompute_logprob and not fates(draft, Fate.REFUSED)
     behind = script.replace("fully_async_policy.fully_async_main", "one_step_off_policy.main_ppo")
-    trainer, keys = read_keys("verl", None, behind.partition("rollout.total")[0] + "rollout.nnodes=1", {}, "run.sh")
+    trainer, keys, *_ = read_keys("verl", None, behind.partition("rollout.total")[0] + "rollout.nnodes=1", {}, "run.sh")
     draft = convert(SOURCES["verl"].trainers[trainer], {**keys, "data.train_batch_size": 64})
     assert (trainer, draft.backend, draft.config["actor"]["backend"]) == ("one_step_off", "sglang:d4t2", "fsdp:d8")
     assert loaded(draft, tmp_path).rollout.max_head_offpolicyness == 1
@@ -348,7 +349,7 @@ def test_configuration_file_of_another_is_refused() -> None:
 
 
 def test_dapo_recipe_is_read() -> None:
-    trainer, keys = read_keys("verl", None, "python3 -u -m recipe.dapo.main_dapo a.b=1", {}, "run.sh")
+    trainer, keys, *_ = read_keys("verl", None, "python3 -u -m recipe.dapo.main_dapo a.b=1", {}, "run.sh")
     assert (trainer, keys) == ("ppo", {"a.b": 1})
 
 
@@ -418,3 +419,44 @@ def test_unknown_name_of_run_is_ignored() -> None:
     draft = converted(trainer__experiment_name="${RUN}")
     (entry,) = (each for each in draft.entries if each.key == "trainer.experiment_name")
     assert (entry.fate, draft.config["trial_name"]) == (Fate.IGNORED, "gsm8k")
+
+
+def test_main_ppo_of_another_package_is_not_that_of_verl() -> None:
+    command = "python3 -m {}.trainer.main_ppo data.train_batch_size=8"
+    with pytest.raises(Unread) as caught:
+        read_keys("verl", None, command.format("mine.verl"), {}, "run.sh")
+    assert (caught.value.hint or "").startswith(
+        "it runs mine.verl.trainer.main_ppo: convert that file, or add --trainer"
+    )
+    assert read_keys("verl", "ppo", command.format("mine.verl"), {}, "run.sh").trainer == "ppo"
+    for of_verl in ("python3 -m verl.trainer.main_ppo a.b=1", "python /x/verl/verl/trainer/main_ppo.py a.b=1"):
+        assert read_keys("verl", None, of_verl, {}, "run.sh")[:2] == ("ppo", {"a.b": 1})
+
+
+@pytest.mark.parametrize(
+    ("defaults", "others"),
+    [
+        ("[ppo_trainer, _self_]", ""),
+        ("[{actor@actor_rollout_ref.actor: dp_actor}, {../engine@fsdp: fsdp}, {data@data: legacy_data}, _self_]", ""),
+        (
+            "['actor@actor_rollout_ref.actor: ${model_engine}_actor']",
+            "actor@actor_rollout_ref.actor: ${model_engine}_actor",
+        ),
+        ("[my_base, {data: gsm8k}, _self_]", "my_base, gsm8k"),
+    ],
+)
+def test_file_that_extends_another_than_those_of_verl_is_refused(defaults: str, others: str) -> None:
+    for key, trainer in (("actor_rollout_ref: {model: {path: m}}", "ppo"), ("model: {path: m}", "sft")):
+        found = read_keys("verl", None, f"defaults: {defaults}\n{key}\n", {}, "c.yaml")
+        assert found.trainer == trainer
+        entries = convert(SOURCES["verl"].trainers[trainer], found.keys).entries
+        (entry,) = (each for each in entries if each.key == "defaults")
+        assert entry.fate is (Fate.REFUSED if others else Fate.IGNORED)
+        assert not others or entry.note.startswith(f"{others}: its keys are not read: convert the YAML file")
+
+
+@pytest.mark.parametrize("value", ["${oc.env:ROOT}/m", "${no.such}", "${.beside}", "${now:%Y}"])
+def test_interpolation_that_is_not_resolved_is_refused_with_what_to_write(value: str) -> None:
+    entries = convert(SOURCES["verl"].trainers["ppo"], {"actor_rollout_ref.model.path": value}).entries
+    (entry,) = (each for each in entries if each.key == "actor_rollout_ref.model.path")
+    assert entry.note == f"{value.removesuffix('/m')} is not resolved here: add actor_rollout_ref.model.path=VALUE"
