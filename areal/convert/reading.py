@@ -150,7 +150,7 @@ def typed(text: str) -> Any:
         return float(text)
     if re.fullmatch(r"[+-]?0\d+", text):  # YAML 1.1 reads it to base 8, and 1:30 to base 60
         return int(text)
-    if re.fullmatch(r"\d+(:\d+)+(\.\d*)?", text):
+    if re.fullmatch(r"\d+(:\d+)+(\.\d*)?", text) or "#" in text:  # which is no comment
         return text
     try:
         return yaml.safe_load(text)

@@ -34,6 +34,7 @@ _ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 _PRINTED_FOLDER = re.compile(r"\$\(pwd\)|`pwd`")
 _NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv}
+_OPERATORS[ast.Mod] = operator.mod
 
 
 class Command(NamedTuple):
@@ -71,21 +72,21 @@ def _commands(text: str, programs: re.Pattern[str], shell: _Shell, within: Seque
         assigned = _ASSIGNMENT.match(line)
         key, more, given = (assigned[1], assigned[2], assigned[3].strip()) if assigned is not None else ("", "", "")
         if given.startswith("(") and given.endswith(")"):
-            words = _words(given[1:-1], shell, name)
+            words = _words(given[1:-1], shell, name)[0]
             shell.arrays[key] = [*shell.arrays.get(key, ()), *words] if more else words
         elif key and (value := _one_word(_expanded(given, shell.variables))) is not None:
             shell.variables[key] = shell.variables.get(key, "") + value if more else value
-        elif line.split()[:1] not in (["echo"], ["printf"]):
+        elif not _PRINTS.match(line):
             unquoted = re.sub(r"[\"']", " ", _expanded(line, shell.variables))
-            if programs.search(unquoted) and (command := _command(_words(line, shell, name, programs), programs, name)):
-                found.append(command._replace(first=place.first, last=place.last))
-                is_cut = place.is_cut
-            elif _RUNS.search(line):
+            called = _commands_of(line, shell, programs, name) if programs.search(unquoted) else []
+            is_cut = place.is_cut and bool(called)
+            if not called and _RUNS.search(line):
                 called = _of_file(line, programs, shell, within)
-                found += [each._replace(first=place.first, last=place.last) for each in called]
+            found += [each._replace(first=place.first, last=place.last) for each in called]
     return found
 
 
+_PRINTS = re.compile(r"\s*(?:echo|printf)\b[^;&|]*$")
 _ARGUMENT = re.compile(r"\s*(?:--\w|\+*\w+(?:\.\w+)+=)")
 _EXPORTED = re.compile(r"\s*(?:export|declare\s+-\w*x\w*|set(?=\s+-a\b))(\s.*)", re.DOTALL)
 _RUNS = re.compile(r"(?:^|[\s;&|])(?:source|\.|bash|sh|sbatch)\s+[^-\s]|^\s*\./")
@@ -98,7 +99,7 @@ def _of_file(line: str, programs: re.Pattern[str], shell: _Shell, within: Sequen
     """Return the commands of a file beside the script, which ``line`` sources, or runs with what is exported. Files
     that read their arguments in a loop are not followed."""
     try:
-        called = _command(_words(line, shell, str(within[-1]), _FILE), _FILE, str(within[-1]))
+        called = next(iter(_commands_of(line, shell, _FILE, str(within[-1]))), None)
     except Unread:
         return []
     path = _beside(called.program[2] or called.program[3], within[-1]) if called is not None else None
@@ -283,12 +284,13 @@ def _taken(text: str, shell: _Shell) -> Iterator[str]:
     """Yield the lines that may run, as far as the conditions of ``if`` and ``case`` are known. The caller changes
     ``shell`` while this iterates."""
     stack: list[_Branches] = []
-    in_function = False
+    in_function = False  # whose arguments are others than the script's
     for place, line in ((whole, clause) for whole in _lines(text) for clause in _clauses(whole.text)):
         shell.place = place
         word = line.split(maxsplit=1)[0].rstrip(";") if line.split() else ""
         top = stack[-1] if stack else None
         in_function = (in_function and line != "}") or _FUNCTION.match(line) is not None
+        line = re.sub(r"\$\{(\d):?-[^}]*\}", r"${\1}", line) if in_function else line
         if word in ("if", "while", "until", "for") and not re.search(r";\s*done\b", line):
             stack.append(_Branches(shell.copy(), _cause(line, shell.variables)))
             stack[-1].begin(shell, _holds(line, shell.variables))
@@ -433,41 +435,52 @@ _MARK = re.compile("\x00(\\w+)\x00")
 
 _SEPARATORS = ("|", "||", "&", "&&", ";")
 _REDIRECTED = re.compile(r"[\d&]?>.*", re.DOTALL)
+_SUBSHELL = re.compile(r"^\s*\((?!\()(.*)\)", re.DOTALL)
 
 
-def _words(line: str, shell: _Shell, name: str, programs: re.Pattern[str] | None = None) -> list[str]:
-    """Return the words of a command: of ``programs``, where the line has several commands; else of the first."""
-    # A variable outside quotes becomes several words: it is marked, as quotes are gone after the split.
+def _words(line: str, shell: _Shell, name: str) -> list[list[str]]:
+    """Return the words of each command of a line, without redirections."""
+    # A variable outside quotes becomes several words: it is marked, as quotes are gone after the split. So is a # in a
+    # word, which begins no comment.
     line = _ALONE.sub("\x00\\1\x00", f" {_calculated(line, shell.variables)}")
     try:
-        split = shlex.split(line, comments=True)
+        split = shlex.split(re.sub(r"(?<=[^\s;&|])#", "\x01", line), comments=True)
     except ValueError as error:
         raise Unread(f"{name}: the command cannot be read: {error}") from error
-    found: list[str] = []
+    found, is_over, depth = list[list[str]]([[]]), False, 0  # of $( ... )
     ended = ((each[:-1], ";") if len(each) > 1 and each.endswith(";") else (each,) for each in split)
-    for word in chain.from_iterable(ended):
-        if word == "\\" or _REDIRECTED.fullmatch(word):
-            break
-        if word in _SEPARATORS:
-            if programs is None or _command(found, programs, name) is not None:
-                break
-            found = []
+    for word in (each.replace("\x01", "#") for each in chain.from_iterable(ended)):
+        words, depth = found[-1], max(0, depth + word.count("$(") - word.count(")"))
+        if word in _SEPARATORS and not depth:
+            found, is_over = [*found, []], False
             continue
-        is_value = bool(found) and found[-1].startswith("--")
+        if is_over or (is_over := word == "\\" or _REDIRECTED.fullmatch(word) is not None):
+            continue
+        is_value = bool(words) and words[-1].startswith("--")
         if (given := _ARGUMENTS.fullmatch(word)) is not None:
-            found += shell.arrays.get("@", [])[int(given[1] or 1) - 1 :]
+            words += shell.arrays.get("@", [])[int(given[1] or 1) - 1 :]
             continue
         if not (is_value or word.strip(" \t\"'")):
             continue
         array, alone = _ARRAY.fullmatch(word), _MARK.fullmatch(word)
         if array is not None:
-            found += shell.arrays.get(array[1], [])
+            words += shell.arrays.get(array[1], [])
         elif alone is not None and alone[1] in shell.variables:
             text = _ARGUMENTS.sub("", _expanded(shell.variables[alone[1]], shell.variables))
-            found += [text] if "$(" in text else text.split()
+            words += [text] if "$(" in text else text.split()
         else:
-            found.append(_expanded(_ARGUMENTS.sub("", _MARK.sub(r"${\1}", word)), shell.variables))
+            words.append(_expanded(_ARGUMENTS.sub("", _MARK.sub(r"${\1}", word)), shell.variables))
     return found
+
+
+def _commands_of(line: str, shell: _Shell, programs: re.Pattern[str], name: str) -> list[Command]:
+    """Return the commands of a line that run one of ``programs``: none that are printed."""
+    each_words = (words for words in _words(_SUBSHELL.sub(r"\1", line), shell, name) if words[:1] not in _PRINTING)
+    found = (_command(words, programs, name) for words in each_words)
+    return [each for each in found if each is not None]
+
+
+_PRINTING = (["echo"], ["printf"])
 
 
 def _expanded(text: str, variables: Mapping[str, str]) -> str:
@@ -495,7 +508,8 @@ def _calculated(text: str, variables: Mapping[str, str]) -> str:
             return str(_number(ast.parse(numbers.strip(), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError):
             unknown = _VARIABLE.search(numbers)
-            return "$(...)" if "$(" in numbers else match[0] if unknown is None else unknown[0]
+            whole = "".join(match[0].split())  # one word
+            return "$(...)" if "$(" in numbers else whole if unknown is None else unknown[0]
 
     return _ARITHMETIC.sub(value, text)
 

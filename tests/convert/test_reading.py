@@ -324,6 +324,7 @@ def test_flags_of_hydra_are_keys() -> None:
         ("A=1\nif [ ! -d / ] || [ -e /no/such/file ]; then\n  A=2\nfi\n", {"a": 1}),
         ("GIVEN=\nA=${GIVEN:-3}\n", {"a": 3}),
         ("A=$((${UNSET:-5} * 2))\n", {"a": 10}),
+        ("A=$(( 17 % 5 ))\n", {"a": 2}),
         ("A=$(( UNSET + 1 ))\n", {"a": "${UNSET}"}),
         ("GPUS=(0 1 2)\nA=${#GPUS[@]}\n", {"a": 3}),
     ],
@@ -389,6 +390,32 @@ def test_commands_have_their_lines() -> None:
     script = f"N=1\n{RUN} a.b=1 \\\n  a.c=2\nif true; then\n  {RUN} a.b=3\nfi\n"
     found = script_commands(script, PROGRAMS, {}, "run.sh")
     assert [(each.first, each.last) for each in found] == [(2, 3), (5, 5)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{} a=1 && {} a=2",
+        "{} a=1 > log; {} a=2 | tee log",
+        "{} a=1 & {} a=2",
+        "(cd x && {} a=1 && {} a=2) > log",
+        "echo {} a=0; {} a=1; printf '%s' x && {} a=2",
+    ],
+)
+def test_each_command_of_a_line_is_read(line: str) -> None:
+    found = script_commands(line.replace("{}", RUN), PROGRAMS, {}, "run.sh")
+    assert [assignments(each.words, "run.sh") for each in found] == [{"a": 1}, {"a": 2}]
+
+
+def test_number_sign_within_a_word_begins_no_comment() -> None:
+    assert keys(f"{RUN} a=x#1 b=http://h/#f c='#2' d=\"e #3\" # f=1\n") == {
+        "a": "x#1", "b": "http://h/#f", "c": "#2", "d": "e #3"
+    }  # fmt: skip
+
+
+def test_arguments_of_a_function_are_not_those_of_the_script() -> None:
+    (inner, outer) = script_commands(f"f() {{\n  {RUN} a=${{1:-8}}\n}}\nf 3\n{RUN} a=${{1:-8}}", PROGRAMS, {}, "run.sh")
+    assert (inner.words, outer.words) == (["a=${1}"], ["a=8"])
 
 
 def test_name_of_a_trainer_among_arguments_of_another_script_is_no_command() -> None:
