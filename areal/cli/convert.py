@@ -18,7 +18,7 @@ from areal.errors import NotFound, Partial, UsageFault
 from areal.resources.kinds import INFERENCE_SERVICE, MODEL, TRAIN_JOB, name_problem
 
 if TYPE_CHECKING:
-    from areal.convert.rules import Draft, Entry
+    from areal.convert.drafts import Draft, Entry
 
 _COLUMNS = (
     field("KEY", "key"),
@@ -65,7 +65,7 @@ def convert(cli: Invocation, file: str, overrides: tuple[str, ...], framework: s
     or refused because the job would be another one. Exit status: 0; 9 if a key is lossy or refused, and then nothing is
     written without --allow-lossy.
     """
-    from areal.convert.rules import Fate
+    from areal.convert.drafts import Fate
 
     if problem := name_problem(given["name"]):
         raise UsageFault(f"--name {given['name']}: {problem}")
@@ -165,7 +165,7 @@ def _text(path: Path) -> str:
 
 
 def _choose_backends(draft: Draft, backend: str | None, train: str | None) -> None:
-    from areal.convert.rules import Fate
+    from areal.convert.drafts import Fate
     from areal.resources.backend import INFERENCE_ENGINES, TRAIN_ENGINES, BackendError, parse_backend
 
     for flag, layout, engines in (("backend", backend, INFERENCE_ENGINES), ("train-backend", train, TRAIN_ENGINES)):

@@ -10,8 +10,8 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from areal.convert.drafts import Draft, Entry, Fate
 from areal.convert.reading import flat, without_references
-from areal.convert.rules import Draft, Entry, Fate
 from areal.resources.tree import ABSENT, get_path
 
 TRAINERS = {"grpo": "GRPOConfig", "ppo": "PPOConfig", "sft": "SFTConfig", "rw": "RWConfig", "dpo": "DPOConfig"}

@@ -9,26 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from areal.convert.finishing import (
-    adam,
-    adapt,
-    ask_for_version,
-    bound_micro_batches,
-    clip_rewards,
-    divided,
-    drop_critic,
-    engine_flags,
-    keep_rewards,
-    lay_out,
-    name_run,
-    pick_columns,
-    save_and_resume,
-    serve,
-    train_on,
-    validate,
-    without_warm_up,
-    write_rewards,
-)
+from areal.convert.drafts import Draft, Fate
 from areal.convert.openrlhf_keys import (
     ANSWERS,
     DPO_RULES,
@@ -41,12 +22,12 @@ from areal.convert.openrlhf_keys import (
     offline_defaults,
     older,
 )
-from areal.convert.rules import Draft, Fate, Framework, period
+from areal.convert.rules import Framework, period
 
 
 def _begin(draft: Draft, trainer: str, rows: str, model: str, optimizer: str) -> None:
     values = draft.values
-    name_run(draft)
+    draft.name_run()
     draft.set("trainer.type", trainer)
     draft.set("train_dataset.type", rows)
     draft.set("train_dataset.shuffle", True)
@@ -59,10 +40,10 @@ def _begin(draft: Draft, trainer: str, rows: str, model: str, optimizer: str) ->
         draft.mark("data.dataset" if rows != "rl" else "data.prompt_dataset", Fate.REFUSED, "no data set is named")
     attention = "flash_attention_2" if values.get("flash_attn") else str(values["ds.attn_implementation"])
     draft.set("actor.attn_impl", attention)
-    adam(draft, values[f"{optimizer}adam.betas"])
+    draft.adam(values[f"{optimizer}adam.betas"])
     _schedule(draft, optimizer, "actor.optimizer")
     if values["ds.lora.rank"]:
-        adapt(draft, "ds.lora.rank", "ds.lora.alpha", "ds.lora.target_modules")
+        draft.adapt("ds.lora.rank", "ds.lora.alpha", "ds.lora.target_modules")
     if values.get("logger.wandb.key"):
         draft.set("stats_logger.wandb.mode", "online")
     if "valid_dataset" in draft.config:
@@ -76,12 +57,12 @@ def _schedule(draft: Draft, prefix: str, target: str) -> None:
         draft.set(f"{target}.min_lr_ratio", 0.0)
         if draft.is_given(least):
             draft.mark(least, Fate.IGNORED, "it is of lr_scheduler cosine_with_min_lr")
-    without_warm_up(draft, schedule, f"{prefix}lr_warmup_ratio", target=target)
+    draft.without_warm_up(schedule, f"{prefix}lr_warmup_ratio", target=target)
 
 
 def _end(draft: Draft) -> None:
-    validate(draft)
-    save_and_resume(draft, period(draft.values["ckpt.save_steps"]))
+    draft.validate()
+    draft.save_and_resume(period(draft.values["ckpt.save_steps"]))
 
 
 def _pair(value: Any) -> list[float]:
@@ -111,14 +92,14 @@ def _ppo(draft: Draft) -> None:
     if bounded:
         draft.set("gconfig.max_tokens", longest + draft.number("prompt_max_len"))
     samples = draft.number("rollout.batch_size") * draft.number("rollout.n_samples_per_prompt")
-    divided(draft, "train.batch_size", samples, draft.number("train.batch_size"), "samples")
+    draft.divided("train.batch_size", samples, draft.number("train.batch_size"), "samples")
     if values.get("train.dynamic_batch_enable"):
         draft.set("actor.mb_spec.max_tokens_per_mb", int(values.get("train.max_tokens_per_gpu") or 16192))
     bounds = _pair(values.get("actor.eps_clip_low_high"))
     if bounds:
         draft.set("actor.eps_clip", bounds[0])
         draft.set("actor.eps_clip_higher", bounds[1])
-    ask_for_version(draft, _EARLIER, is_older=_is_older(draft))
+    draft.ask_for_version(_EARLIER, is_older=_is_older(draft))
     sequences = values.get("actor.policy_loss_type") == "gspo"
     draft.set("actor.loss_agg_mode", "seq-mean-token-mean" if sequences else "token-mean")
     if not values.get("data.apply_chat_template"):
@@ -131,11 +112,11 @@ def _ppo(draft: Draft) -> None:
     queue = draft.number("train.async_queue_size") if values["train.async_enable"] else 0
     draft.set("rollout.max_head_offpolicyness", queue)
     draft.set("rollout.dump_to_file", True)
-    pick_columns(draft, {"prompt": values["data.input_key"]}, "data.input_key")
+    draft.pick_columns({"prompt": values["data.input_key"]}, "data.input_key")
     _layout(draft)
     rows = values.get("train.micro_batch_size", _MICRO)
     longest = draft.config["gconfig"]["max_tokens"]
-    bound_micro_batches(draft, longest, dict.fromkeys(("actor", "critic", "ref"), rows))
+    draft.bound_micro_batches(longest, dict.fromkeys(("actor", "critic", "ref"), rows))
     _reward(draft)
     _end(draft)
 
@@ -157,13 +138,13 @@ def _advantages(draft: Draft) -> None:
     values, key = draft.values, "algo.advantage.estimator"
     estimator = str(values[key])
     if estimator != "gae":
-        drop_critic(draft, estimator, Fate.MAPPED)
+        draft.drop_critic(estimator, Fate.MAPPED)
     if estimator not in _NORMS:
         draft.mark(key, Fate.REFUSED, f"{estimator} is not here; {', '.join(_NORMS)} are")
         return
     if (norm := _NORMS[estimator]) is not None:
         draft.set("actor.reward_norm", dict(norm))
-        keep_rewards(draft)
+        draft.keep_rewards()
         note = "rewards are clipped before the baseline is subtracted: these are not"
         if draft.is_given("reward.clip_range"):
             draft.mark("reward.clip_range", Fate.LOSSY, note)
@@ -171,7 +152,7 @@ def _advantages(draft: Draft) -> None:
         if draft.is_given("algo.advantage.gamma"):
             draft.mark("algo.advantage.gamma", Fate.IGNORED, f"{estimator} takes it as 1")
     else:
-        clip_rewards(draft, "reward.clip_range")
+        draft.clip_rewards("reward.clip_range")
     if estimator in ("gae", "reinforce", "reinforce_baseline"):
         by_std = None if values["algo.advantage.no_std_norm"] else "batch"
         draft.set("actor.adv_norm", {"mean_level": "batch", "std_level": by_std})
@@ -182,10 +163,10 @@ def _advantages(draft: Draft) -> None:
 def _critic(draft: Draft) -> None:
     values, actor = draft.values, draft.config["actor"]
     draft.set("trainer.type", "ppo")
-    ask_for_version(draft, _EARLIER_CRITIC, is_older=_is_older(draft))
+    draft.ask_for_version(_EARLIER_CRITIC, is_older=_is_older(draft))
     draft.set("actor.gae_lambda", float(values["algo.advantage.lambd"]))
     draft.set("actor.value_bootstrap", False)
-    adam(draft, values["critic.adam.betas"], target="critic.optimizer")
+    draft.adam(values["critic.adam.betas"], target="critic.optimizer")
     _schedule(draft, "critic.", "critic.optimizer")
     draft.config["critic"] = {
         "path": str(values.get("critic.model_name_or_path") or draft.model),
@@ -246,14 +227,14 @@ def _layout(draft: Draft) -> None:
     gpus = draft.number("actor.num_nodes") * draft.number("actor.num_gpus_per_node")
     tensor, engines = draft.number("vllm.tensor_parallel_size"), int(values.get("vllm.num_engines") or 0)
     if values["train.colocate_all"] or not engines:
-        lay_out(draft, gpus, tensor)
+        draft.lay_out(gpus, tensor)
     else:
-        serve(draft, engines * tensor, tensor)
-        train_on(draft, gpus)
+        draft.serve(engines * tensor, tensor)
+        draft.train_on(gpus)
     note = f"{draft.backend} serves, {draft.config['actor']['backend']} trains"
     if draft.is_given("actor.num_gpus_per_node"):
         draft.mark("actor.num_gpus_per_node", Fate.MAPPED, note, "backend")
-    engine_flags(draft, "vllm", "vllm.gpu_memory_utilization", "", "", "vllm.enforce_eager")
+    draft.engine_flags("vllm", "vllm.gpu_memory_utilization", "", "", "vllm.enforce_eager")
 
 
 _CALLED = """
@@ -271,7 +252,7 @@ def _reward(draft: Draft) -> None:
         if label in ANSWERS:  # columns of these names become `answer`
             given = f'data.get({label!r}, data.get("answer"))'
         what = "OpenRLHF's reward function, called for one answer at a time"
-        write_rewards(draft, what, "", {"reward": _CALLED.format(label=given)}, url)
+        draft.write_rewards(what, "", {"reward": _CALLED.format(label=given)}, url)
     elif url:
         draft.mark("reward.remote_url", Fate.REFUSED, "a server does not score here; write a reward function")
     elif not (draft.values.get("reward.model_name_or_path") or draft.values.get("train.agent_func_path")):
@@ -290,8 +271,8 @@ def _offline(trainer: str, rows: str, more: Callable[[Draft], None]) -> Callable
         more(draft)
         longest = draft.config["train_dataset"]["max_length"] * (1 if trainer == "sft" else 2)
         count = values.get("train.micro_batch_size", _MICRO)
-        bound_micro_batches(draft, longest, {"actor": count, "ref": count})
-        train_on(draft, int(nodes) * int(values.get("num_gpus") or values.get("nproc_per_node") or 8))
+        draft.bound_micro_batches(longest, {"actor": count, "ref": count})
+        draft.train_on(int(nodes) * int(values.get("num_gpus") or values.get("nproc_per_node") or 8))
         _end(draft)
 
     return finish
@@ -302,12 +283,12 @@ def _sft(draft: Draft) -> None:
     columns = {"prompt": draft.values["data.input_key"], "response": draft.values.get("data.output_key")}
     if draft.values.get("data.output_key") is None:  # one column has the whole conversation
         columns = {"messages": draft.values["data.input_key"]}
-    pick_columns(draft, columns, "data.input_key")
+    draft.pick_columns(columns, "data.input_key")
 
 
 def _pairs(draft: Draft) -> None:
     keys = {"chosen": "data.chosen_key", "rejected": "data.rejected_key", "prompt": "data.prompt_key"}
-    pick_columns(draft, {ours: draft.values.get(key) for ours, key in keys.items()}, "data.chosen_key")
+    draft.pick_columns({ours: draft.values.get(key) for ours, key in keys.items()}, "data.chosen_key")
 
 
 def _dpo(draft: Draft) -> None:

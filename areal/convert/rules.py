@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from typing import Any
 
+from areal.convert.drafts import Draft, Entry, Fate
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import closest
-from areal.resources.tree import set_path
 
 _NAMES = ("experiment_name", "trial_name", "stats_logger")  # of a run: they change nothing that is learned
 _UNSET = re.compile(r"\$\{?(\w+)")
@@ -32,24 +31,6 @@ class NotLiteral(str):
         made = super().__new__(cls, text)
         made.note = note
         return made
-
-
-class Fate(StrEnum):
-    MAPPED = "mapped"
-    IGNORED = "ignored"
-    LOSSY = "lossy"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A key of the source with its value. ``target``: our key. ``note``: why, or what differs."""
-
-    key: str
-    value: Any
-    fate: Fate
-    target: str = ""
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,38 +83,6 @@ def refused(note: str, *neutral: Any) -> Rule:
 def alike(rule: Rule, keys: str, prefix: str = "") -> dict[str, Rule]:
     """Return the same rule for several ``keys``, words of a text, below ``prefix``."""
     return {f"{prefix}.{key}" if prefix else key: rule for key in keys.split()}
-
-
-@dataclass
-class Draft:
-    """A conversion that is being made. ``values``: the keys of the source, with the framework's defaults. ``backend``:
-    of the Model that is sampled from; "" where nothing is sampled. ``command``: the program that was read in a script,
-    and its lines."""
-
-    values: Mapping[str, Any]
-    config: dict[str, Any] = field(default_factory=dict)
-    engine_args: dict[str, object] = field(default_factory=dict)
-    entries: list[Entry] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)
-    backend: str = ""
-    model: str = ""
-    command: str = ""
-
-    def set(self, target: str, value: Any) -> None:
-        self.config = set_path(self.config, tuple(target.split(".")), value)
-
-    def mark(self, key: str, fate: Fate, note: str, target: str = "") -> None:
-        """Replace the entry of ``key``, or add one for a default of the source. A refusal stays."""
-        if any(each.key == key and each.fate is Fate.REFUSED for each in self.entries):
-            return
-        self.entries = [each for each in self.entries if each.key != key]
-        self.entries.append(Entry(key, self.values.get(key), fate, target, note))
-
-    def number(self, key: str) -> int:
-        return int(self.values[key])
-
-    def is_given(self, key: str) -> bool:
-        return any(each.key == key for each in self.entries)
 
 
 @dataclass(frozen=True)

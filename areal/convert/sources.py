@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from areal.convert import openrlhf, trl, verl, verl_async, verl_sft
 from areal.convert.code import code_of_notebook, read_python, syntax_tree
+from areal.convert.drafts import Entry, Fate
 from areal.convert.reading import Unread, assignments, flags, read_yaml
-from areal.convert.rules import Entry, Fate, Framework
+from areal.convert.rules import Framework
 from areal.convert.shell import Command, script_commands
 from areal.dataclasses import dataclass
 

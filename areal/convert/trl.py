@@ -9,24 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 
-from areal.convert.finishing import (
-    adapt,
-    ask_for_version,
-    bound_micro_batches,
-    clip_rewards,
-    engine_flags,
-    keep_rewards,
-    lay_out,
-    pick_columns,
-    save_and_resume,
-    serve,
-    train_on,
-    validate,
-    warm_up,
-    without_warm_up,
-    write_rewards,
-)
-from areal.convert.rules import Draft, Fate, Framework
+from areal.convert.drafts import Draft, Fate
+from areal.convert.rules import Framework
 from areal.convert.trl_keys import (
     DPO_DEFAULTS,
     DPO_RULES,
@@ -59,7 +43,7 @@ def _begin(draft: Draft, trainer: str, rows: str) -> None:
     _dtype(draft)
     _optimizer(draft)
     if values["use_peft"]:
-        adapt(draft, "lora_r", "lora_alpha", "lora_target_modules")
+        draft.adapt("lora_r", "lora_alpha", "lora_target_modules")
         if values["lora_dropout"]:
             draft.mark("lora_dropout", Fate.LOSSY, "adapters have no dropout")
     _report(draft)
@@ -132,8 +116,8 @@ def _optimizer(draft: Draft) -> None:
     if 0 < given < 1:
         draft.set("actor.optimizer.warmup_steps_proportion", given)
     else:
-        warm_up(draft, "warmup_steps", max(0, draft.number("max_steps")))
-    without_warm_up(draft, "lr_scheduler_type", "warmup_steps", "warmup_ratio")
+        draft.warm_up("warmup_steps", max(0, draft.number("max_steps")))
+    draft.without_warm_up("lr_scheduler_type", "warmup_steps", "warmup_ratio")
 
 
 def _report(draft: Draft) -> None:
@@ -177,8 +161,8 @@ def _periods(draft: Draft, updates: int) -> None:
     if values["eval_on_start"] and evaluation != "no":
         draft.set("evaluator.eval_before_train", True)
     draft.set("recover.mode", "auto")
-    validate(draft)
-    save_and_resume(draft, draft.config.get("saver", {}).get("freq_steps"))
+    draft.validate()
+    draft.save_and_resume(draft.config.get("saver", {}).get("freq_steps"))
 
 
 def _rows_of_update(draft: Draft) -> int:
@@ -197,8 +181,8 @@ def _offline(trainer: str, rows: str, more: Callable[[Draft], None]) -> Callable
             draft.mark("truncation_mode", Fate.LOSSY, "rows longer than max_length are left out, not cut")
         more(draft)
         longest = draft.config["train_dataset"].get("max_length", 1024) * (1 if trainer == "sft" else 2)
-        bound_micro_batches(draft, longest, {"actor": draft.number("per_device_train_batch_size")})
-        train_on(draft, draft.number("num_processes"))
+        draft.bound_micro_batches(longest, {"actor": draft.number("per_device_train_batch_size")})
+        draft.train_on(draft.number("num_processes"))
         _periods(draft, 1)
 
     return finish
@@ -266,33 +250,33 @@ def _online(draft: Draft, earlier: Mapping[str, str]) -> int:
         if older and draft.number("per_device_train_batch_size") < group:
             note, fate = f"{note}; TRL 0.14 counts prompts", Fate.LOSSY
         draft.mark("per_device_train_batch_size", fate, note, "train_dataset.batch_size")
-    ask_for_version(draft, earlier, is_older=older)
+    draft.ask_for_version(earlier, is_older=older)
     if values.get("max_prompt_length"):
         draft.set("train_dataset.max_length", draft.number("max_prompt_length"))
         draft.mark("max_prompt_length", Fate.LOSSY, "longer prompts are left out, not cut", "train_dataset.max_length")
     if values.get("epsilon_high") is not None:
         draft.set("actor.eps_clip_higher", values["epsilon_high"])
-    pick_columns(draft, {"prompt": values.get("dataset_prompt_column")}, "dataset_prompt_column")
+    draft.pick_columns({"prompt": values.get("dataset_prompt_column")}, "dataset_prompt_column")
     draft.set("actor.kl_ctl", 0.0)
     draft.set("eval_gconfig.n_samples", int(values.get("num_generations_eval") or group))
     if values["beta"]:
         draft.set("ref", {"path": draft.model})
     longest = draft.number("max_completion_length") + int(values.get("max_prompt_length") or 512)
     rows = draft.number("per_device_train_batch_size")
-    bound_micro_batches(draft, longest, {"actor": rows, "ref": rows})
+    draft.bound_micro_batches(longest, {"actor": rows, "ref": rows})
     updates *= draft.number("num_iterations")
     gpus, tensor = draft.number("num_processes"), draft.number("vllm_tensor_parallel_size")
     if values["use_vllm"] and values["vllm_mode"] == "server":
-        serve(draft, tensor, tensor)
-        train_on(draft, gpus)
+        draft.serve(tensor, tensor)
+        draft.train_on(gpus)
     else:
-        lay_out(draft, gpus, tensor)
+        draft.lay_out(gpus, tensor)
     memory = "vllm_gpu_memory_utilization" if values["use_vllm"] else ""
     length = "vllm_max_model_len" if draft.is_given("vllm_max_model_len") else "vllm_max_model_length"
-    engine_flags(draft, "vllm", memory, length, "", "", "vllm_dtype")
+    draft.engine_flags("vllm", memory, length, "", "", "vllm_dtype")
     _rewards(draft)
     draft.set("actor.recompute_logprob", True)
-    keep_rewards(draft)
+    draft.keep_rewards()
     draft.set("rollout.max_head_offpolicyness", 0)
     draft.set("rollout.dump_to_file", True)
     _periods(draft, updates)
@@ -363,7 +347,7 @@ def _rloo(draft: Draft) -> None:
         note = "the ratio is that of each token, not of the whole answer"
         draft.mark("num_iterations", Fate.LOSSY, note, "actor.ppo_epochs")
     if values.get("reward_clip_range") is not None:
-        clip_rewards(draft, "reward_clip_range")
+        draft.clip_rewards("reward_clip_range")
 
 
 _ACCURACY = """
@@ -418,7 +402,7 @@ def _rewards(draft: Draft) -> None:
         imports.append("from areal.reward.math import math_verify_reward_fn")
     chat = "CHAT = True  # False where the prompts of the data set are text: then TRL passes text to its functions"
     imports += ["", chat] if any("CHAT" in each for each in functions.values()) else []
-    write_rewards(draft, "TRL's reward functions, called for one answer at a time", "\n".join(imports), functions)
+    draft.write_rewards("TRL's reward functions, called for one answer at a time", "\n".join(imports), functions)
     weights = draft.values.get("reward_weights")
     weights = weights if isinstance(weights, list) or weights is None else [weights]
     if weights is not None and len(weights) != len(functions):

@@ -8,25 +8,8 @@ is 0.
 
 from __future__ import annotations
 
-from areal.convert.finishing import (
-    adam,
-    adapt,
-    ask_for_version,
-    bound_micro_batches,
-    divided,
-    drop_critic,
-    engine_flags,
-    keep_rewards,
-    lay_out,
-    pick_columns,
-    save_and_resume,
-    serve,
-    train_on,
-    validate,
-    warm_up,
-    write_rewards,
-)
-from areal.convert.rules import Draft, Fate, Framework, period
+from areal.convert.drafts import Draft, Fate
+from areal.convert.rules import Framework, period
 from areal.convert.verl_keys import ACTOR, ALIASES, DEFAULTS, MODEL, ROLLOUT, RULES, SWITCHES
 from areal.convert.verl_sft import begin, megatron_backend
 
@@ -36,19 +19,19 @@ def finish(draft: Draft) -> None:
     template = "data.apply_chat_template_kwargs."
     if found := {key.removeprefix(template): value for key, value in draft.values.items() if key.startswith(template)}:
         draft.set("train_dataset.chat_template_kwargs", found)
-    pick_columns(draft, {"prompt": draft.values.get("data.prompt_key")}, "data.prompt_key")
+    draft.pick_columns({"prompt": draft.values.get("data.prompt_key")}, "data.prompt_key")
     _batches(draft)
     _objective(draft)
     _advantages(draft)
     _kl(draft)
     _optimizer(draft)
-    keep_rewards(draft)
+    draft.keep_rewards()
     if draft.values[f"{MODEL}.lora_rank"]:
-        adapt(draft, *(f"{MODEL}.{name}" for name in ("lora_rank", "lora_alpha", "target_modules")))
+        draft.adapt(*(f"{MODEL}.{name}" for name in ("lora_rank", "lora_alpha", "target_modules")))
     _layout(draft)
     keys = {"actor": f"{ACTOR}.ppo", "critic": "critic.ppo", "ref": "actor_rollout_ref.ref.log_prob"}
     rows = {model: draft.values.get(f"{key}_micro_batch_size_per_gpu") for model, key in keys.items()}
-    bound_micro_batches(draft, draft.config["gconfig"]["max_tokens"], rows)
+    draft.bound_micro_batches(draft.config["gconfig"]["max_tokens"], rows)
     _reward(draft)
     if "wandb" in str(draft.values.get("trainer.logger")):
         draft.set("stats_logger.wandb.mode", "online")
@@ -56,8 +39,8 @@ def finish(draft: Draft) -> None:
         draft.mark(f"{MODEL}.path", Fate.REFUSED, "no model is named")
     draft.set("rollout.max_head_offpolicyness", draft.config.get("rollout", {}).get("max_head_offpolicyness", 0))
     draft.set("rollout.dump_to_file", True)
-    validate(draft)
-    save_and_resume(draft, period(draft.values.get("trainer.save_freq")))
+    draft.validate()
+    draft.save_and_resume(period(draft.values.get("trainer.save_freq")))
 
 
 def _batches(draft: Draft) -> None:
@@ -68,7 +51,7 @@ def _batches(draft: Draft) -> None:
     draft.set(
         "gconfig.max_tokens", draft.config["gconfig"]["max_new_tokens"] + int(draft.values["data.max_prompt_length"])
     )
-    divided(draft, key, batch, mini, "prompts")
+    draft.divided(key, batch, mini, "prompts")
     key = f"{ACTOR}.ppo_max_token_len_per_gpu"
     if draft.values.get(f"{ACTOR}.use_dynamic_bsz") and draft.values.get(key):
         draft.set("actor.mb_spec.max_tokens_per_mb", int(draft.values[key]))
@@ -150,7 +133,7 @@ _ESTIMATORS = "grpo, rloo, gae, reinforce_plus_plus and reinforce_plus_plus_base
 
 def _critic(draft: Draft, estimator: str) -> None:
     if estimator != "gae":
-        drop_critic(draft, estimator, Fate.MAPPED, Fate.LOSSY)
+        draft.drop_critic(estimator, Fate.MAPPED, Fate.LOSSY)
         return
     values, key = draft.values, "critic.ppo_mini_batch_size"
     draft.set("actor.value_bootstrap", False)
@@ -161,7 +144,7 @@ def _critic(draft: Draft, estimator: str) -> None:
         **draft.config["critic"],
     }
     mini = int(values.get(key) or values[f"{ACTOR}.ppo_mini_batch_size"])
-    divided(draft, key, draft.config["train_dataset"]["batch_size"], mini, "prompts", "critic")
+    draft.divided(key, draft.config["train_dataset"]["batch_size"], mini, "prompts", "critic")
     _schedule(draft, "critic.optim", "critic.optimizer")
 
 
@@ -184,7 +167,7 @@ def _kl(draft: Draft) -> None:
         draft.mark(key, Fate.LOSSY, note)
     elif not in_reward and draft.is_given(key):
         draft.mark(key, Fate.IGNORED, "use_kl_in_reward is false")
-    ask_for_version(draft, _EARLIER, is_older=older)
+    draft.ask_for_version(_EARLIER, is_older=older)
     if not in_loss:
         for name in ("kl_loss_coef", "kl_loss_type"):
             if draft.is_given(f"{ACTOR}.{name}"):
@@ -222,8 +205,8 @@ _CLIPPED = 1.0
 
 def _schedule(draft: Draft, prefix: str, target: str) -> None:
     betas, least, rate = (draft.values.get(f"{prefix}.{name}") for name in ("betas", "min_lr", "lr"))
-    adam(draft, betas, least, rate, target)
-    warm_up(draft, f"{prefix}.lr_warmup_steps", draft.config.get("total_train_steps"), target)
+    draft.adam(betas, least, rate, target)
+    draft.warm_up(f"{prefix}.lr_warmup_steps", draft.config.get("total_train_steps"), target)
 
 
 def _layout(draft: Draft) -> None:
@@ -232,18 +215,18 @@ def _layout(draft: Draft) -> None:
     engine = str(values.get(f"{ROLLOUT}.name", "vllm"))
     tensor, apart = draft.number(f"{ROLLOUT}.tensor_model_parallel_size"), values.get("rollout.n_gpus_per_node")
     if apart is None:
-        training, note = lay_out(draft, gpus, tensor, engine), "verl does both on all of them in turn"
+        training, note = draft.lay_out(gpus, tensor, engine), "verl does both on all of them in turn"
     else:
         training, note = gpus, "as in verl, on GPUs of their own"
-        serve(draft, int(apart) * draft.number("rollout.nnodes"), tensor, engine)
+        draft.serve(int(apart) * draft.number("rollout.nnodes"), tensor, engine)
     prefix = f"{ACTOR}.megatron"
     asks = values[f"{ACTOR}.strategy"] == "megatron" or any(key.startswith(f"{prefix}.") for key in values)
     train = megatron_backend(draft, prefix, training) if asks else f"fsdp:d{training}"
-    train_on(draft, training, train)
+    draft.train_on(training, train)
     note = f"{gpus} GPUs: {draft.backend} serves, {train} trains; {note}"
     draft.mark("trainer.n_gpus_per_node", Fate.MAPPED, note, "backend")
     names = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "enforce_eager", "dtype")
-    engine_flags(draft, engine, *(f"{ROLLOUT}.{name}" for name in names))
+    draft.engine_flags(engine, *(f"{ROLLOUT}.{name}" for name in names))
     draft.model = str(values.get(f"{MODEL}.path") or "")
 
 
@@ -267,9 +250,9 @@ def _reward(draft: Draft) -> None:
     path = draft.values.get("custom_reward_function.path")
     if path:
         name = draft.values.get("custom_reward_function.name") or "compute_score"
-        write_rewards(draft, what, "", {"reward": _SCORE.format(name=name)}, str(path))
+        draft.write_rewards(what, "", {"reward": _SCORE.format(name=name)}, str(path))
     else:
-        write_rewards(draft, what, "from areal.reward.math import math_verify_reward_fn", {"reward": _MATH})
+        draft.write_rewards(what, "from areal.reward.math import math_verify_reward_fn", {"reward": _MATH})
         note = "answers are compared with ground_truth by math-verify, whatever the column data_source says"
         draft.mark("data.reward_fn_key", Fate.LOSSY, note, "reward_fn")
 

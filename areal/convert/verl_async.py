@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from areal.convert.rules import SPEED, Draft, Fate, Framework, Rule, alike, ignored, joint, number, period, to, whole
+from areal.convert.drafts import Draft, Fate
+from areal.convert.rules import SPEED, Framework, Rule, alike, ignored, joint, number, period, to, whole
 from areal.convert.verl import finish
 from areal.convert.verl_keys import ACTOR, ALIASES, DEFAULTS, ROLLOUT, RULES, SWITCHES
 

@@ -9,18 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from areal.convert.finishing import (
-    adam,
-    adapt,
-    bound_micro_batches,
-    megatron,
-    name_run,
-    pick_columns,
-    save_and_resume,
-    train_on,
-    validate,
-    warm_up,
-)
+from areal.convert.drafts import Draft, Fate
 from areal.convert.rules import (
     FOLDER,
     NO_CODE,
@@ -28,8 +17,6 @@ from areal.convert.rules import (
     PACKED,
     REPORT,
     SPEED,
-    Draft,
-    Fate,
     Framework,
     Rule,
     alike,
@@ -108,7 +95,7 @@ _COMPOSED = "its keys are not read: convert the YAML file that the command print
 
 def begin(draft: Draft) -> None:
     """Name the run, and refuse files that Hydra merges with this one, where they are not verl's."""
-    name_run(draft)
+    draft.name_run()
     given = draft.values.get("defaults") or []
     named = [str(name) for each in given for name in (each.values() if isinstance(each, Mapping) else [each])]
     files = (each.rpartition("/")[2].removesuffix(".yaml") for each in named)
@@ -235,21 +222,21 @@ def _finish(draft: Draft) -> None:
         _pick_conversations(draft)
     else:
         columns = {"prompt": _column(draft, "prompt"), "response": _column(draft, "response")}
-        pick_columns(draft, columns, "data.prompt_key")
+        draft.pick_columns(columns, "data.prompt_key")
     draft.model = str(values.get("model.partial_pretrain") or values.get("model.path") or "")
     draft.set("actor.path", draft.model)
     if not draft.model:
         draft.mark("model.path", Fate.REFUSED, "no model is named")
     if "path" not in draft.config["train_dataset"]:
         draft.mark("data.train_files", Fate.REFUSED, "no data set is named")
-    adam(draft, values["optim.betas"], values.get("optim.min_lr") or values.get("optim.lr_min"), values["optim.lr"])
-    warm_up(draft, "optim.lr_warmup_steps", values.get("trainer.total_training_steps"))
+    draft.adam(values["optim.betas"], values.get("optim.min_lr") or values.get("optim.lr_min"), values["optim.lr"])
+    draft.warm_up("optim.lr_warmup_steps", values.get("trainer.total_training_steps"))
     if values["model.lora_rank"]:
-        adapt(draft, "model.lora_rank", "model.lora_alpha", "model.target_modules")
+        draft.adapt("model.lora_rank", "model.lora_alpha", "model.target_modules")
     if values.get("data.use_dynamic_bsz") and values.get("data.max_token_len_per_gpu"):
         draft.set("actor.mb_spec.max_tokens_per_mb", draft.number("data.max_token_len_per_gpu"))
     rows = values.get("data.micro_batch_size_per_gpu")
-    bound_micro_batches(draft, draft.config["train_dataset"]["max_length"], {"actor": rows})
+    draft.bound_micro_batches(draft.config["train_dataset"]["max_length"], {"actor": rows})
     _layout(draft)
     for key, target in (("trainer.save_freq", "saver"), ("trainer.test_freq", "evaluator")):
         every = values.get(key)
@@ -259,8 +246,8 @@ def _finish(draft: Draft) -> None:
             draft.set(f"{target}.freq_steps", steps)
     if "wandb" in str(values.get("trainer.logger")):
         draft.set("stats_logger.wandb.mode", "online")
-    validate(draft)
-    save_and_resume(draft, draft.config.get("saver", {}).get("freq_steps"))
+    draft.validate()
+    draft.save_and_resume(draft.config.get("saver", {}).get("freq_steps"))
 
 
 def _pick_conversations(draft: Draft) -> None:
@@ -270,7 +257,7 @@ def _pick_conversations(draft: Draft) -> None:
     columns = {ours: draft.values.get(key) or ours for ours, key in keys.items()}
     if columns["tools"] == "tools":
         del columns["tools"]
-    pick_columns(draft, columns, keys["messages"])
+    draft.pick_columns(columns, keys["messages"])
 
 
 def _column(draft: Draft, side: str) -> str:
@@ -293,7 +280,7 @@ def _steps(draft: Draft, key: str, every: Any) -> int | None:
 def megatron_backend(draft: Draft, prefix: str, gpus: int) -> str:
     """Megatron with verl's parallel sizes below ``prefix``, where ``gpus`` hold them."""
     keys = {letter: f"{prefix}.{name}_parallel_size" for letter, name in _PARALLEL.items()}
-    return megatron(draft, {letter: int(draft.values.get(key) or 1) for letter, key in keys.items()}, gpus, keys["e"])
+    return draft.megatron({letter: int(draft.values.get(key) or 1) for letter, key in keys.items()}, gpus, keys["e"])
 
 
 def _layout(draft: Draft) -> None:
@@ -303,7 +290,7 @@ def _layout(draft: Draft) -> None:
     if "megatron" in (values.get("engine"), values.get("engine.strategy")):
         draft.set("actor.backend", megatron_backend(draft, "engine", gpus))
     else:
-        train_on(draft, gpus)
+        draft.train_on(gpus)
 
 
 FSDP_SFT = Framework(

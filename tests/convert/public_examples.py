@@ -13,8 +13,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from areal.convert.drafts import Fate
 from areal.convert.reading import Unread
-from areal.convert.rules import Fate, convert
+from areal.convert.rules import convert
 from areal.convert.sources import SOURCES, read_keys
 
 TABLE = Path(__file__).with_name("public_examples.json")

@@ -10,7 +10,8 @@ import pytest
 
 from areal.convert.areal import TRAINERS, trainer_of
 from areal.convert.areal import convert as convert_areal
-from areal.convert.rules import Draft, Fate, convert
+from areal.convert.drafts import Draft, Fate
+from areal.convert.rules import convert
 from areal.convert.sources import SOURCES, read_keys
 from areal.dataset.loading import get_custom_dataset
 from areal.reconcilers.kinds.job_config import checked

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from areal.convert.rules import Fate
+from areal.convert.drafts import Fate
 from areal.convert.sources import SOURCES
 from tests.convert.public_examples import CHOSEN, TABLE
 

@@ -12,8 +12,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal.convert.drafts import Draft, Fate
 from areal.convert.reading import Unread
-from areal.convert.rules import Draft, Fate, Framework, NotLiteral, convert
+from areal.convert.rules import Framework, NotLiteral, convert
 from areal.convert.sources import SOURCES, read_keys
 from tests.cli.conftest import Areal
 from tests.convert.test_verl import fates, loaded

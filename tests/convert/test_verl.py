@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.api.cli_args import GRPOConfig, PPOConfig, load_expr_config
+from areal.convert.drafts import Draft, Fate
 from areal.convert.reading import Unread
-from areal.convert.rules import Draft, Fate, convert
+from areal.convert.rules import convert
 from areal.convert.sources import SOURCES, read_keys
 from areal.convert.verl import VERL
 from areal.convert.verl_keys import DEFAULTS, RULES
