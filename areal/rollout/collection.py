@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CollectionPlan:
-    """The settings of a collection. ``samples``: episodes of each example; ``concurrency``: episodes at once;
-    ``retries``: of a failed episode; ``timeout_s``: of its agent; ``tokens``: the reward function gets token ids.
-    ``discount`` and ``style``: of the export."""
+    """The settings of a collection. ``samples``: episodes of each example. ``concurrency``: episodes at once.
+    ``retries``: of a failed episode. ``timeout_s``: the agent's. ``tokens``: the reward function gets token ids.
+    ``discount``, ``style``: the export's."""
 
     model: str
     samples: int = 1
@@ -59,8 +59,8 @@ class CollectionPlan:
 
 @dataclass(frozen=True)
 class AgentResult:
-    """``rewards`` by interaction id; the empty id is the last interaction. ``tokens``: the ids of prompt and answer,
-    where ``CollectionPlan.tokens`` asks for them."""
+    """What an agent returned. ``rewards``: by interaction id; the empty id is the last interaction. ``tokens``: the ids
+    of prompt and answer, if ``CollectionPlan.tokens`` requests them."""
 
     answer: str | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -164,8 +164,8 @@ class RewardScorer:
     parameters: Parameters
 
     def __init__(self, spec: str, size: int, deadline_s: float, thread: LoopThread) -> None:
-        """``thread``: of the event loop that calls ``score``. Raises UsageFault for a name that is neither built in nor
-        that of a function."""
+        """Create the scorer of ``spec``. ``thread`` runs the event loop that calls ``score``. Raises UsageFault for a
+        name that is neither built in nor that of a function."""
         if spec not in BUILT_IN and ":" not in spec and "." not in spec:
             raise UsageFault(
                 f"--reward {spec!r} is not built in{did_you_mean(spec, BUILT_IN)}",
@@ -177,7 +177,7 @@ class RewardScorer:
         self._thread = thread
 
     def __enter__(self) -> RewardScorer:
-        """Raise UsageFault with the message of the first process where it cannot load the function."""
+        """Start the processes. Raises UsageFault with the message of the first one if it cannot load the function."""
         try:
             target = FunctionTarget(_FUNCTIONS, "parameters_of")
             (done,) = self._thread.run(self._pool.run(target, [((self._spec,), {})], _LOAD_S))
@@ -347,7 +347,8 @@ class Collection:
     def _pause_s(
         self, example: Example, sample: int, interrupted: threading.Event, error: Exception, number: int
     ) -> float | None:
-        """Raise an error that is not the attempt's own."""
+        """Record a failed attempt, and return the seconds before the next; None for no other. Raises errors that are
+        not the attempt's own."""
         if not isinstance(error, EpisodeFailed):
             raise error
         self.output.failed(_name(example.number, sample), number - 1, error)
@@ -416,8 +417,8 @@ class Collection:
         return replace(episode, answer=result.answer)
 
     async def _export(self, example: Example, sample: int, session_id: str) -> Episode | None:
-        """Return the same export until it is acknowledged; None while no trajectory of the session is ready. Raises
-        ClientError, EpisodeFailed."""
+        """Return the episode of a session, the same until its export is acknowledged; None while none of its
+        trajectories is ready. Raises ClientError, EpisodeFailed."""
         try:
             document = await export_document(self.client, session_id, self.plan.discount, self.plan.style)
             rows, export_id = rows_of_export(document), document["export_id"]

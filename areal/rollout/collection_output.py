@@ -38,8 +38,8 @@ from areal.trajectories.record import Episode
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """The journal of earlier runs. ``sessions``: for each episode, the last session that was started and not dropped.
-    ``acknowledged``: episodes whose export was acknowledged."""
+    """What the journal of earlier runs says. ``sessions``: for each episode, the last session that was started and not
+    dropped. ``acknowledged``: episodes whose export was acknowledged."""
 
     sessions: Mapping[str, str] = field(default_factory=dict)
     acknowledged: frozenset[str] = frozenset()
@@ -68,7 +68,7 @@ class OutputFolder:
         return self.path / f"{TRAJECTORIES}-{done:05d}{JSONL}"
 
     def episodes(self) -> Iterator[Episode]:
-        """Episodes on disk, of all runs."""
+        """Yield the episodes on disk, of all runs."""
         for path in sorted(self.path.glob(f"{TRAJECTORIES}-*{PARQUET}")):
             from areal.trajectories.reading import read_parquet
 
@@ -140,7 +140,7 @@ class OutputFolder:
 
 def open_folder(path: Path, settings: Mapping[str, object], *, parquet: bool, resume: bool) -> OutputFolder:
     """Open the folder. Raises Conflict for a folder with a run (without ``resume``) or with a run of other settings
-    (with it), Locked while another process writes to it, ArealError where it cannot be written."""
+    (with it), Locked while another process writes to it, and ArealError if it cannot be written."""
     with ExitStack() as stack:
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -247,9 +247,6 @@ def _previous_run(journal: Path) -> PreviousRun:
 
 def _write_json(path: Path, document: Mapping[str, object]) -> None:
     write_atomic(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n", mode=0o644)
-
-
-# The summary of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,4 +371,5 @@ def groups(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any] | None:
 
 
 def failed_for(failures: Mapping[str, int]) -> str:
+    """Return the numbers of failures by kind as text, the most frequent first."""
     return ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items(), key=lambda item: -item[1]))

@@ -157,9 +157,10 @@ def _trajectories(
 
 
 class RolloutController:
-    """``should_accept_fn`` decides for each trajectory whether to train on it (dynamic sampling); a rejected one is
-    replaced by another prompt's. A ``timeout`` is in seconds, by default a week: ``request_timeout`` bounds a request,
-    ``episode_timeout`` an episode. Use it as a context manager, or call ``initialize`` and ``destroy``."""
+    """Runs episodes against an inference service. ``should_accept_fn`` decides for each trajectory whether to train on
+    it (dynamic sampling); a rejected one is replaced by another prompt's. A ``timeout`` is in seconds, by default a
+    week: ``request_timeout`` bounds a request, ``episode_timeout`` an episode. Use it as a context manager, or call
+    ``initialize`` and ``destroy``."""
 
     def __init__(
         self,
@@ -172,9 +173,9 @@ class RolloutController:
         dump_folder: Path | None = None,
         drop_incomplete_group: bool = False,
     ) -> None:
-        """``dump_folder``: for ``config.dump_to_file``; by default below the configuration's fileroot.
-        ``drop_incomplete_group``: one failed member fails its group. ``seed`` determines the samples, together with the
-        order of the data; None: they differ from run to run."""
+        """Create a controller. ``dump_folder``: for ``config.dump_to_file``; by default below the configuration's
+        fileroot. ``drop_incomplete_group``: one failed member fails its group. ``seed`` determines the samples,
+        together with the order of the data; None: they differ from run to run."""
         self.config = config
         self._dump_folder = dump_folder or fileroot_of(config)
         self._address = gateway_addr
@@ -199,7 +200,7 @@ class RolloutController:
 
     def initialize(self, *_: Any, **__: Any) -> None:
         """Wait until the service is ready. Arguments are ignored; AReaL drivers pass those of their servers. Raises
-        UsageFault where no service is named, DeadlineExceeded."""
+        UsageFault if no service is named, and DeadlineExceeded."""
         if self._thread is not None:
             return
         service = self.service()
@@ -216,7 +217,7 @@ class RolloutController:
         return find_service(self.config, ServiceAddress(self._address or "", self._key, self._model), os.environ)
 
     def current_address(self) -> str:
-        """Return the current address of the service: that of its record, once nothing listens at the previous one."""
+        """Return the current address of the service: that of its record once nothing listens at the previous one."""
         return self._loop.run(self._client.current_address())
 
     async def _open(self, service: ServiceAddress) -> None:
@@ -562,7 +563,7 @@ RolloutControllerV2 = RolloutController
 
 
 def _endless(dataloader: Iterable[Any]) -> Iterator[Row]:
-    """Raise ValueError for an empty data loader."""
+    """Yield rows forever. Raises ValueError for an empty data loader."""
     while True:
         empty = True
         for item in dataloader:

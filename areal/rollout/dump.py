@@ -39,8 +39,8 @@ def fileroot_of(config: InferenceEngineConfig) -> Path:
 
 
 def append_rollouts(folder: Path, version: int, rollouts: Sequence[Rollout], model: str) -> None:
-    """Append to the file of ``version``, the weights that the rollouts train. ``model`` sampled them. On a full disk
-    the lines are lost with a warning; they are for display only."""
+    """Append to the file of ``version``, the version of the weights that the rollouts train. ``model`` sampled them. On
+    a full disk the lines are lost with a warning; they are for display only."""
     lines = b"".join(_line(sample) for each in rollouts for sample in episodes_of(each, model))
     _append(folder / f"trajectories-v{version:06d}.jsonl", lines, f"{len(rollouts)} rollouts are")
 
@@ -104,7 +104,7 @@ def _plain_columns(data: Mapping[str, object]) -> dict[str, object]:
 
 
 def _prompt(data: Mapping[str, object], default: int) -> int:
-    """Return the row of the data set; ``default`` where the prompt is not a trainer's."""
+    """Return the row of the data set; ``default`` if the prompt is not a trainer's."""
     return int(getattr(data, "row", default))
 
 

@@ -177,6 +177,8 @@ def _reseeded(fields: dict[str, object], part: int) -> dict[str, object]:
 
 @dataclass
 class PartialResponse:
+    """A response that the engine may abort, so that the rest is requested again."""
+
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -184,7 +186,7 @@ class PartialResponse:
     stop_reason: str = "abort"
 
     def extend(self, choice: dict[str, Any]) -> None:
-        """Raise ServiceError."""
+        """Append a choice. Raises ServiceError if it lacks token columns."""
         try:
             tokens, logprobs, versions = choice["token_ids"], choice["token_logprobs"], choice["versions"]
         except KeyError as error:
@@ -221,17 +223,18 @@ def _encoded(image: bytes | str) -> bytes:
 
 @dataclass
 class HeadVersion:
-    """The version at an episode's first request; None before it. Shared by the members of a group."""
+    """The version at an episode's first request, None before it. The members of a group share it."""
 
     version: int | None = None
 
 
 @dataclass
 class EpisodeEngine:
-    """An ``InferenceEngine``. ``member``: the number in the group. ``seed``: if set, sampling depends only on it and on
-    ``place``, the episode's place in the order of the data; ``seed_field`` is its name in requests: ``default_seed`` is
-    only used by engines that sample as fast with a seed. ``context``: the model's context length in tokens.
-    ``leases``: the episode's ``number`` by the id of each lease that an episode of the controller holds."""
+    """The ``InferenceEngine`` of an episode. ``member``: its number in the group. ``seed``: if set, sampling depends
+    only on it and on ``place``, the episode's place in the order of the data. ``seed_field``: the seed's name in
+    requests; engines use ``default_seed`` only if they sample as fast with a seed. ``context``: the model's context
+    length in tokens. ``leases``: the ``number`` of the episode by the id of each lease that an episode of the
+    controller holds."""
 
     client: AsyncInferenceClient
     batcher: PromptBatcher
@@ -265,7 +268,7 @@ class EpisodeEngine:
             self.head.version = self.version()
 
     async def lend(self, *, discount: float, style: Style) -> Trajectories:
-        """Lease a complete trajectory of a user; waits for one. Leases may expire before their trajectories are trained
+        """Wait for a complete trajectory of a user and lease it. A lease may expire before its trajectory is trained
         on. A trajectory that is offered again while an episode holds it only gets a new lease."""
         while True:
             for lease in await self.client.lend(1, _ONLINE_WAIT_S, "tokens", discount=discount, style=style):
@@ -305,7 +308,7 @@ class EpisodeEngine:
         return (await self.agenerate_group(req, 1))[0]
 
     async def agenerate_group(self, req: ModelRequest, count: int) -> list[ModelResponse]:
-        """``count`` samples of one prompt in one call."""
+        """Sample ``count`` responses to one prompt in one call."""
         self._pin_version()
         started = time.monotonic()
         budget, fields = answer_budget(req.gconfig, len(req.input_ids), self.context), self._fields(req)
@@ -358,8 +361,7 @@ class EpisodeEngine:
         return {} if seed is None else {self.seed_field: seed}
 
     def next_seed(self, given: int | None = None) -> int | None:
-        """Return the seed of the episode's next call, derived from ``given``, else from ``seed``; None without
-        either."""
+        """Return the seed of the episode's next call, derived from ``given`` or else ``seed``; None without either."""
         self._calls += 1
         base = self.seed if given is None else given
         return None if base is None else derived_seed(base, self.place, self.member, self._calls)

@@ -100,7 +100,7 @@ def _described(rollout: Rollout) -> tracing.Attributes:
 
 
 def versions_of(trajectory: Any, default: int) -> tuple[int, int]:
-    """Return the versions of the oldest and the newest sampled token; ``default`` where rows have none."""
+    """Return the versions of the oldest and the newest sampled token; ``default`` if the rows have none."""
     versions = trajectory.get("versions") if isinstance(trajectory, Mapping) else None
     if versions is None:
         return default, default
@@ -111,7 +111,7 @@ def versions_of(trajectory: Any, default: int) -> tuple[int, int]:
 
 
 def check_rows(trajectory: Any) -> None:
-    """Raise ValueError naming the column that is wrong."""
+    """Check the columns of a trajectory. Raises ValueError naming the column that is wrong."""
     if not isinstance(trajectory, Mapping):
         raise ValueError(f"an episode gives a dict of tensors or None, not {type(trajectory).__name__}")
     if "interactions" in trajectory:

@@ -116,7 +116,7 @@ def reward_estimate(scores: Sequence[PromptScores], confidence: float) -> Estima
 
 
 def pass_estimate(scores: Sequence[PromptScores], k: int, threshold: float, confidence: float) -> Estimate | None:
-    """pass@k over the prompts that have ``k`` samples; None without one."""
+    """Return pass@k over the prompts that have ``k`` samples; None if there is no such prompt."""
     shares = [pass_at(k, len(each.rewards), each.passes(threshold)) for each in scores if len(each.rewards) >= k]
     return share_estimate(shares, sum(len(each.rewards) for each in scores), confidence) if shares else None
 
@@ -127,7 +127,8 @@ def sample_counts(samples: int) -> list[int]:
 
 
 def estimates(scores: Sequence[PromptScores], samples: int, threshold: float, confidence: float) -> dict[str, Estimate]:
-    """``pass@k`` for each ``k`` that a prompt has samples for, and ``reward``; none without a score."""
+    """Return ``pass@k`` for each ``k`` for which a prompt has enough samples, and ``reward``; nothing without
+    scores."""
     if not scores:
         return {}
     passes = {f"pass@{k}": pass_estimate(scores, k, threshold, confidence) for k in sample_counts(samples)}

@@ -73,8 +73,8 @@ class RolloutsFailed(ArealError):
 
     @property
     def is_permanent(self) -> bool:
-        """Return whether each failure is a refused request, a row that the workflow cannot use, or a reward that raised
-        or gave no number."""
+        """Whether each failure is a refused request, a row that the workflow cannot use, or a reward that raised or
+        returned no number."""
         by_chance = RewardTimeout | RewardProcessLost
         return bool(self.failures) and all(
             isinstance(each.error, UsageFault)
@@ -122,8 +122,8 @@ class FailureCause(NamedTuple):
 
 
 def cause_of(error: BaseException) -> FailureCause:
-    """Return the cause of an exception of an attempt: of a call to the service, the reward, or the agent. Of an
-    exception group, the first error counts; of an error that says nothing itself, the one that it was raised from.
+    """Return the cause of an exception of an attempt: of a call to the service, the reward, or the agent. The first
+    error of an exception group counts; an error without a cause of its own counts as the one that it was raised from.
 
     Errors of other HTTP clients are recognized by a ``status_code``, by ``ConnectionError`` or by their class name.
     Clients of OpenAI and Anthropic call the service; any other call is the agent's own.
@@ -161,7 +161,7 @@ def _kind_of_answer(status: int, code: str | None) -> FailureKind:
 
 
 def failure_of(error: BaseException, timeout_s: float) -> EpisodeFailed:
-    """Return the failure for an exception of an attempt. ``timeout_s``: the agent's."""
+    """Return the failure for an exception of an attempt. ``timeout_s``: the timeout of its agent."""
     if isinstance(error, EpisodeFailed):
         return error
     kind, message = cause_of(error).kind, f"{type(error).__name__}: {error}"

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 class ArealOpenAI(openai.AsyncOpenAI):
-    """``engine`` is the episode's. The model's data proxy tokenizes and parses tools and reasoning, so ``tokenizer``,
-    the parsers, ``chat_template_type`` and ``engine_max_tokens`` are accepted and ignored."""
+    """An OpenAI client whose calls are one recorded session of ``engine``, the episode's engine. The model's data proxy
+    tokenizes and parses tools and reasoning, so ``tokenizer``, the parsers, ``chat_template_type`` and
+    ``engine_max_tokens`` are accepted and ignored."""
 
     def __init__(
         self,

@@ -145,7 +145,7 @@ class RowReward:
         self._names = names if is_several or weights is not None else []
 
     def check(self, row: Mapping[str, object]) -> None:
-        """Call before sampling. Raises UsageFault for a row that lacks a column that a function requires."""
+        """Check a row before sampling. Raises UsageFault if it lacks a column that a function requires."""
         for function in self._functions:
             function.call(("", "", [], []), row)
 

@@ -109,7 +109,7 @@ class GroupSessions(Generic[M]):
         started: Callable[[M, AsyncSession], None] = lambda member, session: None,
         **options: Any,
     ) -> None:
-        """``options``: of ``start_group``."""
+        """Prepare the sessions of ``members``. ``options``: further arguments of ``start_group``."""
         self._client = client
         self._task_id = task_id
         self._members = members
@@ -120,7 +120,7 @@ class GroupSessions(Generic[M]):
         self._ready: dict[M, AsyncSession] = {}
 
     async def take(self, member: M) -> AsyncSession:
-        """Return a session for a member; a new one each time that the member calls this. Raises ClientError."""
+        """Return a session for a member: a new one at each call. Raises ClientError."""
         async with self._lock:
             if member not in self._ready:
                 together = (member,) if self._has_started else self._members

@@ -34,7 +34,8 @@ from areal.rollout.failures import Failure
 
 @dataclass(frozen=True)
 class StalenessWindow:
-    """``batch`` and ``concurrency`` count episodes (groups). ``staleness`` is eta."""
+    """The limits of concurrent episodes. ``batch`` and ``concurrency`` count episodes (groups). ``staleness`` is
+    eta."""
 
     batch: int
     staleness: int
@@ -57,7 +58,7 @@ def capacity(window: StalenessWindow, *, running: int, unconsumed: int, in_train
 
 
 def is_stale(window: StalenessWindow, head_version: int, version: int) -> bool:
-    """``head_version``: the version of the oldest token."""
+    """Return whether a result with the oldest token of ``head_version`` is too old to train ``version``."""
     return version - head_version > window.staleness
 
 
@@ -67,8 +68,9 @@ _MAX_RUNS = 2  # of a prompt whose results are dropped
 
 @dataclass(frozen=True)
 class EpisodeSpec:
-    """An episode to run by ``workflow``; ``accept`` may reject its trajectory. ``outside_window``: it is in no batch of
-    ``take``; its caller waits for it. ``place``: in the order of the data, the same in every run; "": its number."""
+    """An episode to run by ``workflow``; ``accept`` may reject its trajectory. ``outside_window``: its caller waits for
+    it, and no batch of ``take`` contains it. ``place``: its place in the order of the data, the same in every run; ""
+    stands for its number."""
 
     number: int
     data: Mapping[str, Any]
@@ -82,7 +84,7 @@ class EpisodeSpec:
 
 @dataclass(frozen=True)
 class Rollout:
-    """An accepted episode, with the versions of its oldest and newest token. ``span``: of its trace, where one is
+    """An accepted episode, with the versions of its oldest and newest token. ``span``: its span, if traces are
     recorded."""
 
     item: EpisodeSpec
@@ -112,8 +114,8 @@ def oldest_first(ended: Iterable[Rollout], count: int) -> list[Rollout]:
 
 
 def shuffled(chosen: Sequence[Rollout], seed: int) -> list[Rollout]:
-    """Return a batch in a reproducible order, independent of when its episodes were submitted and ended: the first
-    minibatch must not hold the short responses."""
+    """Return a batch in a reproducible order that does not depend on when its episodes were submitted and ended.
+    Otherwise the first minibatch would have the short responses."""
     names = {each.number: f"{seed}:{each.item.place or each.number}".encode() for each in chosen}
     return sorted(chosen, key=lambda each: blake2b(names[each.number], digest_size=8).digest())
 
@@ -126,7 +128,7 @@ class EndCause(StrEnum):
 
 @dataclass(frozen=True)
 class EpisodeEnd:
-    """An episode that ended without a result to train on. ``failure`` where it failed."""
+    """An episode that ended without a result to train on. ``failure``: its failure, if it failed."""
 
     data: Mapping[str, Any]
     cause: EndCause
@@ -225,7 +227,8 @@ class StalenessManager:
         self._record_end(EpisodeEnd(item.data, EndCause.FAILED, failure))
 
     def aborted(self, item: EpisodeSpec) -> None:
-        """Record an episode that was aborted as too stale, or outside the window because it has no waiter."""
+        """Record an episode that was aborted as too stale, or, outside the window, because its caller no longer
+        waits."""
         if not self._leave(item):
             return
         self._drops.pop(item.number, None)
@@ -275,8 +278,8 @@ class StalenessManager:
             self.ends.append(end)
 
     def drain_ends(self) -> list[EpisodeEnd]:
-        """Return the ends since the last call. The first call starts the record. For one thread, which need not be that
-        of the other calls."""
+        """Return the ends since the last call; the first call starts the record. Call it from one thread, which may be
+        another one than that of the other calls."""
         if self.ends is None:
             self.ends = deque()
         return [self.ends.popleft() for _ in range(len(self.ends))]
@@ -291,7 +294,7 @@ class StalenessManager:
         return taken
 
     def take_completed(self, count: int) -> list[Rollout] | None:
-        """Return the accepted ones of at least ``count`` ended episodes, perhaps none; None before that many ended."""
+        """Return the accepted episodes among ``count`` ended ones, perhaps none; None until that many have ended."""
         self.drop_stale()
         if self.completed < count:
             return None
@@ -313,7 +316,8 @@ class StalenessManager:
         return shuffled(chosen, self.seed)
 
     def set_version(self, version: int) -> None:
-        """Raise ValueError for an older version. A newer one ends the training of the batches that were taken."""
+        """Set the version. A newer one ends the training of the batches that were taken. Raises ValueError for an older
+        one."""
         if version < self.version:
             raise ValueError(f"the version is {self.version}: it cannot become {version}")
         if version > self.version:

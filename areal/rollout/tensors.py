@@ -93,6 +93,7 @@ def row(
 
 
 def with_token_temperatures(trajectory: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add ``token_temperatures`` from ``temperatures``, 1 at tokens that were not sampled."""
     import torch
 
     if "token_temperatures" in trajectory or "temperatures" not in trajectory:
@@ -102,7 +103,7 @@ def with_token_temperatures(trajectory: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajectory:
-    """Concatenate rows, padded on the right to the widest, and shift ``parents`` (row numbers). Raises ValueError where
+    """Concatenate rows, padded on the right to the widest, and shift ``parents`` (row numbers). Raises ValueError if
     the columns differ."""
     import torch
 

@@ -174,9 +174,6 @@ class AgentEpisodes(SessionWorkflow):
             )
 
 
-# Groups: several episodes of one prompt, for a group baseline
-
-
 async def run_episode(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
     """Run an episode and return its rows. If the workflow returns calls of ``ArealOpenAI`` clients, their rows are
     exported here."""
@@ -204,9 +201,9 @@ class GroupSampler(Protocol):
 
 
 class GroupedWorkflow(RolloutWorkflow):
-    """Several episodes of one prompt. Rejected members are left out; a group without members is rejected. With
-    ``drop_incomplete_group``, one failed member fails the group. Otherwise failed members are left out, and the group
-    fails only if all of them fail."""
+    """Several episodes of one prompt, for a group baseline. Rejected members are left out; a group without members is
+    rejected. With ``drop_incomplete_group``, one failed member fails the group. Otherwise failed members are left out,
+    and the group fails only if all of them fail."""
 
     def __init__(self, workflow: RolloutWorkflow, group_size: int, *, drop_incomplete_group: bool = True) -> None:
         self._workflow = workflow
@@ -287,7 +284,8 @@ class WorkflowResolver:
         self._closing = contextlib.AsyncExitStack()
 
     def resolve(self, workflow: Any, kwargs: Mapping[str, Any] | None = None, group_size: int = 1) -> RolloutWorkflow:
-        """Raise UsageFault for an object that is not a workflow, and the errors of its constructor."""
+        """Return a workflow for episodes. Raises UsageFault for an object that is not a workflow, and the errors of its
+        constructor."""
         if workflow is None and self._agent is not None and self._agent.mode == "online":
             workflow = OnlineEpisodes
         if workflow is None:
@@ -313,7 +311,8 @@ class WorkflowResolver:
         await self._closing.aclose()
 
     def _configure_export(self, workflow: RolloutWorkflow) -> None:
-        """Sessions that a workflow exports are exported as the configuration says, unless its arguments do."""
+        """Apply the configured export to a workflow that exports sessions; arguments of the workflow take
+        precedence."""
         config = self._agent
         if config is None or (config.turn_discount, config.export_style) == (1.0, "individual"):
             return

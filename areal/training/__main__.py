@@ -119,7 +119,7 @@ def load_driver(path: str) -> Callable[[Sequence[str]], object]:
 
 
 def _load_script(file: Path, name: str) -> Callable[[Sequence[str]], object]:
-    """Return the whole script, or its function ``name``, by default ``main`` where the script does not call it."""
+    """Return the whole script, or its function ``name``; without a name ``main``, unless the script calls it itself."""
     if not file.is_file():
         raise UsageFault(f"there is no driver {file}")
     add_import_folder(file.parent)

@@ -110,7 +110,7 @@ def partition(lengths: Sequence[int], parts: int) -> list[list[int]]:
 
 def split_rows(lengths: Sequence[int], ranks: int, group: int = 1) -> list[list[int]]:
     """Return the rows of each rank: equal numbers of rows, nearly equal numbers of tokens. ``group`` neighboring rows
-    stay together. Raises ValueError where the rows cannot be divided."""
+    stay together. Raises ValueError if the rows cannot be divided."""
     if group < 1 or len(lengths) % (ranks * group):
         raise ValueError(f"{len(lengths)} rows in groups of {group} cannot be shared equally by {ranks} ranks")
     groups = [sum(lengths[start : start + group]) for start in range(0, len(lengths), group)]
@@ -125,7 +125,7 @@ def split_rows(lengths: Sequence[int], ranks: int, group: int = 1) -> list[list[
 
 
 def split_groups(lengths: Sequence[int], groups: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return the rows of each rank, ascending, whole groups only. Raises ValueError where there are fewer groups than
+    """Return the rows of each rank, ascending, whole groups only. Raises ValueError if there are fewer groups than
     ranks."""
     members: dict[int, list[int]] = {}
     for row, group in enumerate(groups):
@@ -147,10 +147,10 @@ def minibatches(lengths: Sequence[int], count: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """At least ``count`` micro-batches, a multiple of ``divisor``, none above ``max_tokens`` unless a single row is.
-    ``padded``: a micro-batch costs its rows times its longest row, not the sum of their lengths. ``granularity``
-    neighboring rows stay together (the two answers of a preference). ``ffd`` makes the fewest micro-batches within
-    ``max_tokens``; ``kk`` balances their tokens."""
+    """The limits of micro-batches: at least ``count``, a multiple of ``divisor``, with at most ``max_tokens`` unless a
+    single row has more. ``padded``: a micro-batch costs its rows times its longest row, not the sum of their lengths.
+    ``granularity`` neighboring rows stay together (the two answers of a preference). ``ffd`` makes the fewest
+    micro-batches within ``max_tokens``; ``kk`` balances their tokens."""
 
     count: int = 1
     granularity: int = 1
@@ -165,8 +165,8 @@ class MicroBatches:
 
 
 def micro_batches(lengths: Sequence[int], limits: MicroBatches, at_least: int = 1) -> list[list[int]]:
-    """Return the rows of each micro-batch, none empty: fewer than asked for when there are not enough rows.
-    ``at_least``: the count of the other ranks, since all ranks must take the same number of steps."""
+    """Return the rows of each micro-batch, none empty, so fewer micro-batches if there are not enough rows.
+    ``at_least``: the count of the other ranks, because all ranks must take the same number of steps."""
     if (size := limits.granularity) > 1:
         if len(lengths) % size:
             raise ValueError(f"{len(lengths)} rows are no groups of {size}")
@@ -240,11 +240,6 @@ def _balanced(lengths: Sequence[int], limits: MicroBatches, max_tokens: int, par
         parts = min(len(lengths), -(-parts * 5 // 4))
 
 
-# Packed rows: each distinct token is computed once. Samples of one prompt share its tokens, without padding: a tree
-# whose trunk is the prompt (Miao et al., arXiv:2305.09781). Only attention depends on other tokens. Short trees are the
-# rows of a batch, with a mask. Of long ones a mask is too large: attention runs on the rows of the padded batch
-# (``areal.training.engines.huggingface.packed_attention``).
-
 _MAX_SHARE = 0.9  # of the padded batch's tokens, above which packing does not pay
 _MASKED = 1 << 22  # scores of trees with a mask
 _PAYS = 2  # times the scores of the padded batch: one tree is computed faster than many short rows
@@ -252,9 +247,15 @@ _PAYS = 2  # times the scores of the padded batch: one tree is computed faster t
 
 @dataclass(frozen=True)
 class PackedRows:
-    """``input_ids`` and ``positions`` [N, W]: all trees one after the other (N = 1), or one a row, with ``mask``
-    [N, 1, W, W]: the tokens that each token attends to. ``places`` [B, T]: the index among the N * W of each token of
-    the batch, 0 for tokens without an output; ``homes`` [N * W]: the index among the B * T of each packed token."""
+    """Rows in which each distinct token is computed once. Samples of one prompt share its tokens, without padding: a
+    tree whose trunk is the prompt (arXiv:2305.09781). Only attention depends on other tokens. Short trees are the rows
+    of a batch, with a mask. Of long ones a mask is too large: attention runs on the rows of the padded batch
+    (``packed_attention`` of ``areal.training.engines.huggingface``).
+
+    ``input_ids`` and ``positions`` [N, W]: all trees one after the other (N = 1), or one a row, with ``mask`` [N, 1, W,
+    W]: the tokens that each token attends to. ``places`` [B, T]: the index among the N * W of each token of the batch,
+    0 for tokens without an output; ``homes`` [N * W]: the index among the B * T of each packed token.
+    """
 
     input_ids: Tensor
     positions: Tensor
@@ -316,6 +317,7 @@ def pack(batch: Mapping[str, Tensor], *, last: bool) -> PackedRows | None:
 
 
 def _visible(parts: Tensor) -> Tensor:
-    """[N, W] -> [N, 1, W, W]: the tokens before each token, and itself, in its own part or in the trunk."""
+    """Return [N, 1, W, W] from ``parts`` [N, W]: each token sees itself and those before it, in its own part or in the
+    trunk."""
     seen, own = parts[:, None, :], parts[:, :, None]
     return ((seen == 0) | (seen == own)).tril()[:, None]

@@ -41,10 +41,10 @@ class ConfigAnswer(TypedDict):
 
 
 def check(request: Mapping[str, Any]) -> ConfigAnswer:
-    """Read a configuration. ``config`` (the class, None if it is not known), ``file`` or its ``text``, ``overrides``,
-    ``trains``. ``built_in``: the driver is built in, so that data sets, models and functions are those of the
-    configuration. ``later``: an earlier job may create files. ``notes``: also report keys that have no effect, and
-    cautions."""
+    """Return the faults and the values of a configuration. The request has ``config`` (the class, None if it is not
+    known), ``file`` or its ``text``, ``overrides``, ``trains``. ``built_in``: the driver is built in, so data sets,
+    models and functions are those of the configuration. ``later``: an earlier job may create files. ``notes``: also
+    report keys that have no effect, and cautions."""
 
     def more_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
         if request["built_in"]:
@@ -73,7 +73,7 @@ def check(request: Mapping[str, Any]) -> ConfigAnswer:
 
 
 def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tuple[FieldPath, str]]:
-    """Return missing data sets and models."""
+    """Yield data sets and models that do not exist."""
     online = isinstance(config, PPOConfig) and config.is_online
     if trains and not online and not config.train_dataset.path:
         yield ("train_dataset", "path"), "is needed: a file, a folder, or a data set of the Hugging Face hub"
@@ -91,7 +91,7 @@ def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tupl
 
 
 def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
-    """Return functions and classes that cannot be imported."""
+    """Yield functions and classes that cannot be imported."""
     if not isinstance(config, PPOConfig):
         return
     rewards = [config.reward_fn] if isinstance(config.reward_fn, str) else config.reward_fn
@@ -131,7 +131,7 @@ def _is_large_list(file: Path) -> bool:
 
 
 def _row_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
-    """Return columns that the reward requires and the first rows of a local data set lack. User-defined workflows and
+    """Yield columns that the reward requires and the first rows of a local data set lack. User-defined workflows and
     data sets are not checked; the driver checks all rows before an engine starts."""
     if not isinstance(config, PPOConfig) or config.is_online or config.workflow != PPOConfig.workflow:
         return
@@ -157,7 +157,7 @@ def _row_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]
 
 
 def _batch_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
-    """Return a batch that local data sets have too few rows for. The driver leaves rows out that are too long, and
+    """Yield a batch size for which local data sets have too few rows. The driver leaves out rows that are too long, and
     counts again."""
     data = config.train_dataset
     files = [Path(each).expanduser() for each in ([data.path] if isinstance(data.path, str) else data.path) if each]
@@ -177,8 +177,8 @@ _MAX_IMPORTS = 8  # of a function from one module by another
 
 
 def written_parameters(name: str, places: Sequence[str]) -> Parameters:
-    """Return the parameters of ``module:function`` as its file defines it, also where other modules import it by name.
-    Without a signature where the files do not show it: the function is assigned, decorated, or a class."""
+    """Return the parameters of ``module:function`` as its file defines it, even if other modules import it by name.
+    They have no signature if the files do not show it: the function is assigned, decorated, or a class."""
     module, _, function = name.partition(":") if ":" in name else name.rpartition(".")
     for _ in range(_MAX_IMPORTS):
         found = module_of(module, places)

@@ -82,7 +82,7 @@ class Checkpoints:
         self.root = root
 
     def all(self) -> list[Checkpoint]:
-        """Complete checkpoints, oldest first."""
+        """Return the complete checkpoints, oldest first."""
         if not self.root.is_dir():
             return []
         found = [
@@ -107,6 +107,7 @@ class Checkpoints:
         return None
 
     def set_aside(self, checkpoint: Checkpoint, why: str) -> None:
+        """Rename a damaged or unreadable checkpoint to ``.torn``, with a warning."""
         torn = checkpoint.folder.with_suffix(".torn")
         _log.warning("a checkpoint is set aside as %s, the one before it counts: %s", torn, why)
         shutil.rmtree(torn, ignore_errors=True)
@@ -114,9 +115,9 @@ class Checkpoints:
 
     @contextmanager
     def writing(self, step: int, ranks: Ranks) -> Iterator[tuple[Path, dict[str, object]]]:
-        """Yield a folder for the engines' shards and a dict for the trainer's state (the first rank's counts). Every
-        rank enters it; they become the checkpoint ``step`` when the block succeeds on all ranks. Raises
-        CheckpointFailed on every rank where a disk is full, or fails."""
+        """Yield a folder for the engines' shards and a dict for the trainer's state (the first rank's is written).
+        Every rank enters it; they become the checkpoint ``step`` when the block succeeds on all ranks. Raises
+        CheckpointFailed on every rank if a disk is full, or fails."""
         partial = self.root / f"step_{step}.tmp"
         state: dict[str, object] = {}
         try:
@@ -142,7 +143,7 @@ class Checkpoints:
 
     @contextmanager
     def _all_or_none(self, ranks: Ranks, step: int) -> Iterator[None]:
-        """Raise CheckpointFailed on all ranks where one has a disk error, so that no rank waits for it."""
+        """Raise CheckpointFailed on all ranks if one has a disk error, so that no rank waits for it."""
         failure: OSError | None = None
         try:
             yield

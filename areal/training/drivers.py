@@ -33,17 +33,17 @@ _log = logging.getLogger(__name__)
 
 
 def grpo(args: Sequence[str]) -> None:
-    """Online reinforcement learning with group baselines."""
+    """Run online reinforcement learning with group baselines."""
     _online(load_expr_config(args, GRPOConfig)[0])
 
 
 def ppo(args: Sequence[str]) -> None:
-    """Online reinforcement learning with a critic, where the configuration has one."""
+    """Run online reinforcement learning, with a critic if the configuration has one."""
     _online(load_expr_config(args, PPOConfig)[0])
 
 
 def evaluate(args: Sequence[str]) -> None:
-    """Rollouts of the validation set, without training."""
+    """Sample and reward the validation set, without training."""
     config = load_expr_config(args, PPOConfig)[0]
     workflow = _workflow(config)
     rows = _rows(config, None, "valid", processor=_processor(workflow))
@@ -55,17 +55,17 @@ def evaluate(args: Sequence[str]) -> None:
 
 
 def sft(args: Sequence[str]) -> None:
-    """Supervised fine-tuning."""
+    """Run supervised fine-tuning."""
     _offline(args, SFTConfig, "SFTTrainer", "sft")
 
 
 def rw(args: Sequence[str]) -> None:
-    """Reward model training on preferences."""
+    """Train a reward model on preferences."""
     _offline(args, RWConfig, "RWTrainer", "rw")
 
 
 def dpo(args: Sequence[str]) -> None:
-    """Direct preference optimization."""
+    """Run direct preference optimization."""
     _offline(args, DPOConfig, "DPOTrainer", "rw")
 
 

@@ -32,7 +32,8 @@ MAX_TRIES = 3
 @dataclass(frozen=True)
 class DataOrder:
     """The order of a data set of ``count`` rows over epochs. ``shuffle``: each epoch has a new permutation.
-    ``drop_last``: the last, incomplete batch of an epoch is left out. ``source`` and ``digest`` identify the rows."""
+    ``drop_last``: the last batch of an epoch is left out if it is incomplete. ``source`` and ``digest`` identify the
+    rows."""
 
     count: int
     batch_size: int = 1
@@ -137,8 +138,8 @@ class Counts:
 
 @dataclass
 class Frontier:
-    """``take`` puts a position in flight. The other methods end it, and raise ValueError for one that is not in
-    flight."""
+    """The positions that are spent, in flight or returned. ``take`` puts a position in flight; the other methods end
+    it, and raise ValueError for one that is not in flight."""
 
     frontier: int = 0  # everything below is spent
     beyond: set[int] = field(default_factory=set)  # spent, above the frontier
@@ -171,13 +172,13 @@ class Frontier:
         self.counts.rejected += 1
 
     def give_back(self, position: int) -> None:
-        """Return a position that was not trained on. It is taken again before new ones."""
+        """Make a position that was not trained on available again. It is taken before new ones."""
         self._remove_in_flight(position)
         bisect.insort(self.returned, position)
         self.counts.returned += 1
 
     def fail(self, position: int, *, is_permanent: bool = False) -> bool:
-        """Return the position, or give it up after ``MAX_TRIES`` failures or if ``is_permanent``. Returns whether it
+        """Give the position back, or give it up after ``MAX_TRIES`` failures or if ``is_permanent``. Returns whether it
         was given up."""
         tried = self.tries.get(position, 0) + 1
         if not is_permanent and tried < MAX_TRIES:

@@ -3,9 +3,9 @@
 ``--nodes M --run ID --port PORT``: N ranks on each of M nodes, which rendezvous at the first node's address
 (``$AREAL_FIRST_NODE``) by torchrun's c10d. Each node has its own launcher.
 
-Where one rank fails, the others fail in their next collective, and torchrun adds a traceback. Ranks therefore write
-their errors to files, and the launcher prints only the first error that is not a consequence of another rank's end,
-with its exit status.
+If one rank fails, the others fail in their next collective, and torchrun adds a traceback. Ranks therefore write their
+errors to files, and the launcher prints only the first error that is not a consequence of another rank's end, and exits
+with its status.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def report_error(text: str, status: int, *, is_consequence: bool = False) -> boo
 
 
 def root_cause(errors: Sequence[RankError], first: tuple[int, int]) -> tuple[str, int]:
-    """Return message and exit status of the first error, from the errors of the ranks, or else from the rank that ended
+    """Return message and exit status of the first error that a rank has reported; if none has, of the rank that ended
     first."""
     causes = sorted((error for error in errors if not error.is_consequence), key=lambda error: error.at)
     if causes:

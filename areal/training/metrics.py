@@ -233,9 +233,6 @@ def _open_trackio(config: BaseExperimentConfig) -> Tracker:
     return _TrackedRun(trackio)
 
 
-# Prometheus: ``/metrics`` of the first rank. ``prometheus.json`` in the run's folder is a file of Prometheus'
-# ``file_sd_configs``; a run that samples from a service also registers itself there, whose ``/http_sd`` lists it.
-
 DISCOVERY = "prometheus.json"
 _GAUGES = {
     "reward/mean": ("areal_trainer_reward", "Mean reward of the last step's samples."),
@@ -255,7 +252,9 @@ _AGES = {"staleness/mean": "mean", "staleness/max": "max"}
 
 
 class Prometheus:
-    """A tracker that exports the newest metrics."""
+    """A tracker that exports the newest metrics on ``/metrics`` of the first rank. ``prometheus.json`` in the run's
+    folder names it for ``file_sd_configs``; a run that samples from a service also registers it there, for
+    ``/http_sd``."""
 
     def __init__(self, metrics: Registry, total_steps: int) -> None:
         gauge = metrics.gauge

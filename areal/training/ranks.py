@@ -117,7 +117,7 @@ def one_process(device: str | None = None) -> Ranks:
 @contextmanager
 def join_ranks(layout: Part | None = None, timeout_s: float = 1800.0) -> Iterator[Ranks]:
     """Join the ranks that torchrun started, over NCCL with a GPU and gloo without. ``timeout_s``: of a collective.
-    Raises UsageFault where their number does not match the replicas of ``layout`` or the node's GPUs."""
+    Raises UsageFault if their number does not match the replicas of ``layout`` or the node's GPUs."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield replace(one_process(), layout=layout or UNSHARDED)
@@ -178,6 +178,7 @@ def layout_of(config: Any) -> Part | None:
 
 
 def processes_of(config: Any) -> int | None:
+    """Return the number of training processes that ``config`` lays out, if it does."""
     layout = layout_of(config)
     return layout.world_size if layout is not None else None
 
@@ -197,8 +198,8 @@ _MODEL_AXES = ("tensor", "pipeline", "context")
 
 
 def ensure_layout(config: Any) -> None:
-    """Replace the main script of a single process by the ranks of ``config``'s layout. Returns where the processes
-    match the layout, or a job controls them. Raises UsageFault for other mismatches."""
+    """Replace the main script of a single process by the ranks of ``config``'s layout. Returns if the processes match
+    the layout, or a job controls them. Raises UsageFault for other mismatches."""
     wanted, started = processes_of(config), int(os.environ.get("WORLD_SIZE", "1"))
     if wanted is None or wanted == started or FOLDER_VARIABLE in os.environ:
         return

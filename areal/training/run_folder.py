@@ -152,7 +152,7 @@ def _plain(value: Any) -> Any:
 
 
 def run_folder(config: BaseExperimentConfig) -> RunFolder:
-    """Return the TrainJob's folder, else one below ``cluster.fileroot``."""
+    """Return the TrainJob's folder; outside of a job, one below ``cluster.fileroot``."""
     attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
     if (given := os.environ.get(FOLDER_VARIABLE)) is not None:
         if config.cluster.fileroot:

@@ -1,10 +1,11 @@
-"""The services of a run: a weight-update gateway beside its trainer, and an inference service where none is given.
+"""The services of a run: a weight-update gateway beside its trainer, and an inference service if none is configured.
 
 The gateway is a child process of the trainer, ends with it, and is found by its discovery file. A driver started by
 hand (``python driver.py``) without an inference service starts one as a job does (``areal train run``): ``areal inf
-run`` with the engine of ``rollout.backend``, else ``allocation_mode``. The service is stopped when the driver ends; the
-next run of that name removes one that a killed driver left. With ``shutdown_server_on_exit: false`` it keeps serving,
-and the next run uses it."""
+run`` with the engine of ``rollout.backend`` or else ``allocation_mode``. The service is stopped when the driver ends;
+the next run of that name removes one that a killed driver left. With ``shutdown_server_on_exit: false`` it keeps
+serving, and the next run uses it.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ _END_S = 10.0
 
 
 def own_address() -> str:
-    """Return the address at which other processes reach this one: that of its node in a cluster, else loopback."""
+    """Return the address at which other processes reach this one: that of its node in a cluster, otherwise loopback."""
     return os.environ.get(NODE_ADDRESS_VARIABLE) or "127.0.0.1"
 
 
@@ -130,8 +131,8 @@ _PROBE_INTERVAL = 25  # updates; the first one is always checked
 def connect_pair(
     mode: str, folder: RunFolder, model_folder: str, service: ServiceAddress, current_address: Callable[[], str]
 ) -> Iterator[TrainerPair]:
-    """Connect the trainer to ``service``, on the first rank. ``current_address``: of a service whose address may
-    change."""
+    """Connect the trainer to ``service``, on the first rank. ``current_address`` returns the service's address, which
+    may change."""
     key = service.key
     if service.model is None:
         raise UsageFault("no setting names which of the service's models is trained", hint="rollout.model=NAME")
@@ -152,7 +153,7 @@ def connect_pair(
 
 
 def _disconnect(pair: TrainerPair, publisher: WeightPublisher, files: tuple[Path, ...], folder: RunFolder) -> None:
-    """Keep the served weights as a folder, for engines that start after the trainer has ended."""
+    """Disconnect, and keep the served weights as a folder, for engines that start after the trainer has ended."""
     file = publisher.staged_file(pair.delivered) if pair.delivered is not None else None
     if file is None:  # nothing was delivered, or a failed update has replaced the staged version
         pair.disconnect(comes_back=pair.delivered is not None)
@@ -188,8 +189,8 @@ def publish(
     engine: TrainEngine, pair: TrainerPair | None, version: int, sample: torch.Tensor | None
 ) -> UpdateResult | None:
     """Publish the engine's weights as ``version``. Every rank calls it, because all take part in gathering; the first
-    has the ``pair`` and gets the result. ``sample`` [T]: tokens whose log-probabilities the inference engines must
-    match."""
+    has the ``pair`` and gets the result. ``sample`` [T]: tokens for which the engines must return the trainer's
+    log-probabilities."""
     check = None
     if sample is not None:
         check = probe(engine.next_token_logprobs(sample), sample, _TOLERANCES[engine.dtype])
@@ -202,6 +203,7 @@ def publish(
 
 
 def is_probed(version: int, first: int) -> bool:
+    """Return whether the update to ``version`` is verified; ``first`` is the run's first."""
     return version == first or version % _PROBE_INTERVAL == 0
 
 
@@ -212,7 +214,7 @@ _STOP_S = 60.0
 
 @contextlib.contextmanager
 def own_service(config: PPOConfig, folder: RunFolder) -> Iterator[None]:
-    """Start an inference service for the block where none is configured, and set it in ``config.rollout``. Raises
+    """Start an inference service for the block if none is configured, and set it in ``config.rollout``. Raises
     ArealError as ``areal inf run`` does."""
     engine = _engine_allocation(config)
     if config.rollout.gateway_addr or os.environ.get(ADDRESS) or engine is None:

@@ -48,6 +48,7 @@ def _request(number: int, frame: object) -> None:
 
 @contextmanager
 def deferred() -> Iterator[None]:
+    """Let the block finish although a stop is requested."""
     before, _requests.interrupts = _requests.interrupts, False
     try:
         yield

@@ -1,8 +1,8 @@
 """A process group that transfers weights: the trainer broadcasts, inference workers receive.
 
 It uses torch's own parts and no global state, so that a trainer's default group is not affected. The members meet at a
-store that the trainer opens. If a member does not join, or leaves, the others fail after ``timeout_s``, or earlier if
-they are asked to give up, both while the group forms and during a transfer. gloo itself cannot be interrupted, so an
+store that the trainer opens. If a member does not join, or leaves, the others fail after ``timeout_s``, or earlier when
+``given_up`` is set, both while the group forms and during a transfer. gloo itself cannot be interrupted, so an
 abandoned operation ends in a thread of its own.
 
 Each member writes its device to the store. If each has a CUDA device of its own, NCCL transfers the weights, through a
@@ -32,7 +32,7 @@ Await = Callable[[int], None]
 
 
 def at_once(count: int) -> None:
-    """Return at once: all bytes are ready."""
+    """Do not wait: all bytes are ready."""
 
 
 class Sender(Protocol):
@@ -180,7 +180,8 @@ def open_group(
     device: torch.device = _CPU,
     given_up: threading.Event | None = None,
 ) -> Sender:
-    """Return the trainer's end of a group of ``size`` members, of the form that its engines join (``GroupMember``)."""
+    """Return the trainer's end of a group of ``size`` members. ``form``: the form of group that its engines join
+    (``GroupMember``)."""
     if form == "named":
         return NamedGroup(store, size, timeout_s, name, device)
     return BroadcastGroup(store, 0, size, timeout_s, device, given_up)

@@ -1,5 +1,5 @@
 """Weights in memory that several processes use: files in memory, leases on them, images of weights, and the progress of
-a transfer that is under way."""
+a transfer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TransferProgress:
         return self._bytes >= self._whole
 
     def reach(self, count: int) -> None:
-        """Note that the first ``count`` bytes are complete."""
+        """Record that the first ``count`` bytes are complete."""
         with self._changed:
             self._bytes = count
             self._changed.notify_all()
@@ -66,20 +66,20 @@ class TransferProgress:
                 raise ArealError(f"the weights did not arrive: {self._failure}")
 
 
-# A file in memory that is freed with its process: a ``kill -9`` leaves no gigabytes in /dev/shm. It has no name of its
-# own. Processes of the same user on this machine open it through /proc, or through a symbolic link, which is dangling
-# once the process is gone.  A reader may compute with the mapped memory directly. A ``MemoryLease`` keeps the file
-# unchanged meanwhile: a writer that cannot ``try_lock`` it writes to another file. The locks are the kernel's (flock),
-# so that they end with their process. The file is sealed against a change of its length, so that no reader's mapping
-# ends in a SIGBUS.
-
 _FIRST = 10_000
 _last = [0]
 
 
 class MemoryFile:
     """A file of ``size`` zero bytes, found at ``path`` and ``link`` while this process lives, and mapped whole as
-    ``map``."""
+    ``map``.
+
+    Its memory is freed with the process: a ``kill -9`` leaves no gigabytes in /dev/shm. Processes of the same user on
+    this machine open it through /proc, or through the symbolic link, which is dangling once the process is gone. A
+    reader may compute with the mapped memory. A ``MemoryLease`` keeps the file unchanged meanwhile: a writer that
+    cannot ``try_lock`` it writes to another file. The locks are the kernel's (flock), so they end with their process.
+    The length is sealed, so that no reader's mapping ends in a SIGBUS.
+    """
 
     def __init__(self, link: Path | None, size: int) -> None:
         self.link = link
@@ -168,10 +168,6 @@ def is_memory_file(path: Path) -> bool:
             return False
 
 
-# Images: a safetensors file in memory that is written repeatedly in place, with one mapping, and one copy of each
-# tensor per update. The layout (names, shapes, dtypes) is that of the first weights and does not change. Format: eight
-# bytes of header length, the header as JSON, then the tensors' bytes (https://github.com/huggingface/safetensors).
-
 Layout = tuple[tuple[str, tuple[int, ...], str], ...]
 """(name, shape, dtype) of each tensor, in the order of their bytes. Dtypes have the format's names."""
 
@@ -236,8 +232,13 @@ def ends(layout: Layout) -> dict[str, int]:
 
 
 class Image(MemoryFile):
-    """Weights with a ``layout``. ``body``, uint8 [bytes], is all tensors one after the other; two images of the same
-    layout have bodies of the same form."""
+    """Weights as a safetensors file in memory that is written repeatedly in place, with one mapping, and one copy of
+    each tensor per update. ``layout``: that of the first weights; it does not change. ``body``, uint8 [bytes]: all
+    tensors one after the other; images of the same layout have bodies of the same form.
+
+    The format has eight bytes of header length, the header as JSON, then the body
+    (https://github.com/huggingface/safetensors).
+    """
 
     def __init__(self, layout: Layout, link: Path | None = None) -> None:
         self.layout = layout

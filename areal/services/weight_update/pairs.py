@@ -120,12 +120,12 @@ def check_version(pair: Pair, version: int) -> None:
         raise ApiError(409, message, code="version_not_growing", param="version")
 
 
-# Small values, and sets that serve as barriers. The two sides of a pair exchange them to set up a transfer.
-
 _MOST_VALUES = 10_000  # of one pair; a transfer needs a few for each rank
 
 
 class PairMetadata:
+    """Small values, and sets that serve as barriers, which the two sides of a pair exchange to set up a transfer."""
+
     def __init__(self) -> None:
         self._values: dict[str, dict[str, object]] = {}
         self._sets: dict[str, dict[str, set[str]]] = {}
@@ -168,7 +168,7 @@ _log = logging.getLogger(__name__)
 
 class UpdateHistory:
     """A file beside the gateway's discovery file with one JSON line per update, limited to the newest megabyte. It
-    outlives the gateway, so that it can be shown after a job has ended which version each replica served at what time.
+    outlives the gateway, so that after a job has ended it still shows which version each replica served at what time.
     ``path`` None: nothing is written. A file that cannot be written fails no update."""
 
     def __init__(self, path: Path | None = None) -> None:

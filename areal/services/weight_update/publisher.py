@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class WeightPublisher(Protocol):
-    """Publishes weights in one mode. The endpoint's threads call all methods but ``write`` and ``settle``."""
+    """Publishes weights in one mode. The endpoint's threads call all methods except ``write`` and ``settle``."""
 
     def offer(self, name: str, size: int, group_form: str) -> dict[str, object]:
         """Return the connection data for workers of the pair ``name``. ``size`` counts the workers and the trainer."""
@@ -42,10 +42,10 @@ class WeightPublisher(Protocol):
         """Close the connections to workers. Idempotent."""
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: bodies.ProbeOfWeights | None) -> None:
-        """Begin to stage ``weights``; on the trainer's thread. The caller must not change them until ``settle``."""
+        """Begin to stage ``weights``, on the trainer's thread. The caller must not change them until ``settle``."""
 
     def settle(self) -> None:
-        """Wait until all weights are staged; on the trainer's thread. Raises the error of the staging."""
+        """Wait until all weights are staged, on the trainer's thread. Raises the error of the staging."""
 
     def published(self, version: int) -> bodies.PublishedVersion:
         """Return the staged version. Raises ApiError 409 if another version is staged."""
@@ -135,7 +135,7 @@ def _lost_workers() -> Iterator[None]:
 def serve_endpoint(
     publishers: dict[str, WeightPublisher], key: AdminKey | None, host: str = "127.0.0.1"
 ) -> contextlib.AbstractContextManager[str]:
-    """Serve the endpoint while the block runs; yields its address."""
+    """Serve the endpoint while the block runs, and yield its address."""
     return serve_in_thread(WeightEndpoint(publishers, key, loopback=is_loopback(host)).service, host)
 
 
@@ -173,7 +173,7 @@ class TrainerPair:
     def publish(
         self, version: int, weights: Iterable[tuple[str, Tensor]], probe: bodies.ProbeOfWeights | None = None
     ) -> bodies.UpdateResult:
-        """Stage ``weights`` and transfer them, in parallel if the mode allows. Raises WeightUpdateFailed: then workers
+        """Stage ``weights`` and transfer them, in parallel if the mode allows. Raises WeightUpdateFailed if workers
         still serve the old version."""
         self.publisher.write(version, weights, probe)
         try:
@@ -184,10 +184,12 @@ class TrainerPair:
     def stage(
         self, version: int, weights: Iterable[tuple[str, Tensor]], probe: bodies.ProbeOfWeights | None = None
     ) -> None:
+        """Stage ``weights`` without a transfer."""
         self.publisher.write(version, weights, probe)
         self.publisher.settle()
 
     def deliver(self, version: int) -> bodies.UpdateResult:
+        """Transfer the staged ``version``. Raises as ``publish`` does."""
         published = self.publisher.published(version)
         body: dict[str, object] = {"pair_name": self.name, "version": version, "published": published}
         if self.current_address is not None:
@@ -197,7 +199,7 @@ class TrainerPair:
         return read_fields(bodies.UpdateResult, done, lenient=True)
 
     def disconnect(self, left: Path | None = None, *, comes_back: bool = False) -> None:
-        """Disconnect both sides; ignore a gateway that is gone.
+        """Disconnect both sides; a gateway that is gone is ignored.
 
         ``left``: a folder with the served weights, for workers that start later. Without it, such workers serve their
         initial weights, or wait for another trainer if ``comes_back`` is set.

@@ -68,7 +68,8 @@ def _not_staged(version: int, staged: int | None) -> ApiError:
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """A version of the weights in a folder. ``probe``: the log-probabilities that an engine with them must return."""
+    """A version of the weights in a folder. ``probe``: the log-probabilities that an engine with these weights must
+    return."""
 
     version: int
     folder: Path
@@ -78,7 +79,7 @@ class StagedWeights:
 
 @dataclass
 class _WeightFolder:
-    """A folder in memory. ``version`` is None while it is written, and after a failed write."""
+    """A folder in memory. ``version`` is None while it is written, and if that failed."""
 
     folder: Path
     image: Image
@@ -230,9 +231,6 @@ class FolderPublisher:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-# ``xccl``: weights are staged in memory and broadcast when the workers wait for them. The staged part is sent while
-# a thread copies the rest; the trainer waits for that thread before it changes the weights.
-
 _TIMEOUT_S = 300.0  # to form a group, or to send a piece
 _CPU = torch.device("cpu")
 _STAGED = "staged.safetensors"
@@ -260,8 +258,9 @@ class Rendezvous:
 
 
 class BroadcastPublisher:
-    """The ``WeightPublisher`` of ``xccl``. ``host``: the address of the rendezvous. ``folder`` has a link to the staged
-    weights. ``device``: the trainer's."""
+    """The ``WeightPublisher`` of ``xccl``. Weights are staged in memory, and broadcast when the workers wait for them.
+    A thread copies the rest while the staged part is sent, and the trainer waits for it before it changes the weights.
+    ``host``: the address of the rendezvous. ``folder`` has a link to the staged weights. ``device``: the trainer's."""
 
     def __init__(self, folder: Path, host: str = "127.0.0.1", device: torch.device = _CPU) -> None:
         self._folder = folder
@@ -313,7 +312,7 @@ class BroadcastPublisher:
         return {"host": self._host, "port": store.port, "world_size": size, "backend": backend}
 
     def join(self) -> None:
-        """Return when all workers have joined the group. Raises RuntimeError if one does not join, or if ``leave`` is
+        """Wait until all workers have joined the group. Raises RuntimeError if one does not join, or if ``leave`` is
         called before, and ApiError 409 without an offer."""
         rendezvous = self._rendezvous
         if rendezvous is None:

@@ -3,11 +3,14 @@
 An update has these steps: check the version; the training side publishes; every inference worker prepares the published
 weights while it generates; each worker pauses and swaps them in; each worker's log-probabilities of a few tokens are
 compared with the training side's, because an engine's own report proves nothing; each worker records the version that
-the model serves. A worker can refuse only before any worker has swapped. After a failure workers continue generation
-without a request from here, and the caller gets the reason. If only some workers took the new weights, those return to
-the old ones and do not serve until they have them: two versions are never served at once. The loss of a worker does not
-fail an update: when it comes back it is behind, requests to join, and gets the served version before it serves. If
-one has restarted between two steps, and so refuses the second, the update is repeated.
+the model serves. Workers serve different versions only between the first swap and the last, and each token is recorded
+with its own.
+
+A worker can refuse only before any worker has swapped. After a failure workers continue generation without a request
+from here, and the caller gets the reason. If only some workers took the new weights, those return to the old ones and
+do not serve until they have them. The loss of a worker does not fail an update: when it comes back it is behind,
+requests to join, and gets the served version before it serves. If a worker restarted between two steps, and so refuses
+the second, the update is repeated.
 """
 
 from __future__ import annotations
@@ -100,8 +103,8 @@ class WorkerClient:
 
 
 class WorkerSet:
-    """The workers of one operation: ``urls`` of those that still take part, ``lost`` those that failed during it,
-    ``incarnations`` those of the workers when the operation began, which change with a restart.
+    """The workers of one operation. ``urls``: those that still take part. ``lost``: those that failed during it.
+    ``incarnations``: those of the workers when the operation began, which change with a restart.
 
     ``may_lose``: a router manages the workers. Then the loss of one does not fail the operation: the router sends it no
     requests, and when it comes back it loads the published weights before it serves. A live worker that refuses fails
@@ -121,8 +124,8 @@ class WorkerSet:
         await self.each(lambda url: self._client.post(url, path, body, timeout_s))
 
     async def each(self, ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-        """Return the result of ``ask`` for each worker, once all have finished. Drops lost workers. Raises as
-        ``all``."""
+        """Return the result of ``ask`` for each worker, once all have finished. Drops lost workers. Raises WorkerFailed
+        as ``all`` does."""
         answers = await asyncio.gather(*map(ask, self.urls), return_exceptions=True)
         reply, failed = dict[str, T](), dict[str, WorkerFailed]()
         for url, answer in zip(self.urls, answers, strict=True):
@@ -240,8 +243,8 @@ class Updater:
         await _all_or_none([join, *map(hello, workers.urls)], "join")
 
     async def disconnect(self, pair: Pair, **more: Any) -> list[str]:
-        """Disconnect every worker. Return the failures of those that do not respond. ``more``: ``left`` of the workers'
-        ``/weights/disconnect``."""
+        """Disconnect every worker. Returns the failures of those that do not respond. ``more``: further fields of the
+        workers' ``/weights/disconnect``, such as ``left``."""
         body = {"pair_name": pair.name, "gateway": self._address(), **more}
         tasks = [
             self._client.post(url, "/weights/disconnect", body, self._client.parting_s)
@@ -252,7 +255,7 @@ class Updater:
         return [str(result) for result in results if isinstance(result, BaseException)]
 
     async def update(self, pair: Pair, version: int, published: PublishedVersion | None = None) -> UpdateResult:
-        """Update the pair to ``version``; ``published``: what the trainer has staged, if it has said so. Raises
+        """Update the pair to ``version``. ``published``: what the trainer has staged, if it reported it. Raises
         ApiError 502 if a step failed; generation continues in every case. The caller holds the lock."""
         began, at = time.monotonic(), time.time()
         pair.state = PairState.UPDATING
@@ -340,7 +343,7 @@ class Updater:
     async def _publish(
         self, pair: Pair, workers: WorkerSet, order: WeightOrder, published: PublishedVersion | None = None
     ) -> tuple[int, float]:
-        """Publish a folder, and make each worker prepare and swap it. Return as ``_swap``."""
+        """Publish a folder, and make each worker prepare it and swap it in. Returns as ``_swap`` does."""
         paused_ms = None if published is None else await self._replace_at_once(pair, workers, order, published)
         if published is not None and paused_ms is not None:
             return int(published["bytes"]), paused_ms
@@ -353,9 +356,9 @@ class Updater:
     async def _replace_at_once(
         self, pair: Pair, workers: WorkerSet, order: WeightOrder, published: PublishedVersion
     ) -> float | None:
-        """Make the only worker prepare, swap and commit in one call. Return the pause in ms; None if it takes several
-        calls: after a failure, with a probe to check before the commit, or if the worker knows neither this pair nor
-        this call."""
+        """Make the only worker prepare, swap and commit in one call, and return the pause in ms. None if several calls
+        are needed: after a failure, with a probe to check before the commit, or if the worker knows neither this pair
+        nor this call."""
         workers.incarnations, pair.incarnations = pair.incarnations, {}
         if "probe" in published or len(workers.urls) != 1 or workers.urls[0] not in workers.incarnations:
             return None
@@ -378,7 +381,8 @@ class Updater:
     async def _broadcast(
         self, pair: Pair, workers: WorkerSet, order: WeightOrder, published: PublishedVersion | None = None
     ) -> tuple[int, float]:
-        """Broadcast. If a worker is lost meanwhile, broadcast once more in a group of the remaining workers."""
+        """Broadcast the weights. If a worker is lost meanwhile, broadcast once more in a group of the remaining
+        workers."""
         before = len(workers.lost)
         try:
             return await self._broadcast_once(pair, workers, order, published)
@@ -420,8 +424,8 @@ class Updater:
 
     async def sync(self, pair: Pair) -> UpdateResult:
         """Transfer the version that the training side has staged. If it is newer than the last requested update, the
-        update that waits for the lock is thereby done. The caller holds the lock. Raises ApiError 502, and 409 if
-        nothing is staged yet."""
+        update that waits for the lock has nothing left to do. The caller holds the lock. Raises ApiError 502, and 409
+        if nothing is staged yet."""
         served, synced_version = pair.version, pair.synced_version
         async with _as_api_error("sync"):
             version = await self._staged(pair)
@@ -483,7 +487,7 @@ class Updater:
         ]
 
     async def _describe(self, url: str) -> dict[str, object]:
-        """Return state and version of a fixed worker, as it reports them itself."""
+        """Return the state and version of a fixed worker, as the worker reports them."""
         try:
             status, about = await self._client.probe(url)
         except WorkerFailed:

@@ -51,10 +51,10 @@ def objective(config: PPOActorConfig) -> PolicyObjective:
 class ActorLoss:
     """A loss function of (outputs, micro-batch) that accumulates its metrics until ``pop_sums``.
 
-    ``version``: of the weights before the update. ``share``: the micro-batches' part of the update's weight, below 1
-    where rows without a gradient were skipped. ``kl_factor`` multiplies ``kl_loss_coef``. A micro-batch has
-    ``logprobs`` (of the behavior policy), ``advantages``, ``loss_mask``, ``versions``, and, where they are used,
-    ``proximal``, ``token_temperatures``, ``ref_logprobs`` and ``second_moment_mask``.
+    ``version``: that of the weights before the update. ``share``: the micro-batches' part of the update's weight, below
+    1 if rows without a gradient were skipped. ``kl_factor`` multiplies ``kl_loss_coef``. A micro-batch has ``logprobs``
+    (of the behavior policy), ``advantages``, ``loss_mask``, ``versions``, and, if they are used, ``proximal``,
+    ``token_temperatures``, ``ref_logprobs`` and ``second_moment_mask``.
     """
 
     config: PPOActorConfig
@@ -142,25 +142,22 @@ class ActorLoss:
         self._names = list(per_token)
 
     def pop_mismatch(self) -> Tensor | None:
-        """Return the sum over the tokens of the first update, and their number [2], where ``pop_sums`` has no
+        """Return the sum over the tokens of the first update, and their number [2], if ``pop_sums`` has no
         ``mismatch_kl``."""
         sums, self._mismatch = self._mismatch, None
         return sums
 
     def pop_sums(self) -> tuple[list[str], Tensor]:
-        """Return the names and their sums over tokens, with the number of tokens last; resets them."""
+        """Return the names and their sums over tokens, with the number of tokens last, and reset them."""
         assert self._sums is not None
         sums, self._sums = self._sums, None
         return self._names, sums
 
 
-# Rows with a gradient. A policy loss is proportional to advantages: a row whose advantages are all 0 (all responses
-# of its group were right, or all wrong) is not computed. It still counts in the mean.
-
-
 def rows_with_gradient(batch: Batch, config: PPOActorConfig, *, own_loss: bool = False) -> list[int]:
-    """Return the rows with a gradient: at least one, because every rank takes part in every update. All rows if the
-    loss has a term without advantages."""
+    """Return the rows with a gradient. A policy loss is proportional to the advantages, so a row whose advantages are
+    all 0 (its group's responses were all right, or all wrong) is not computed; it still counts in the mean. At least
+    one row, because every rank takes part in every update. All rows if the loss has a term without advantages."""
     every = list(range(len(batch["advantages"])))
     has_other_terms = config.entropy_coeff or config.loss_fn or (config.kl_loss_coef and "ref_logprobs" in batch)
     if has_other_terms or own_loss:
@@ -168,10 +165,6 @@ def rows_with_gradient(batch: Batch, config: PPOActorConfig, *, own_loss: bool =
     chosen: list[int] = (batch["advantages"] * batch["loss_mask"]).any(1).nonzero()[:, 0].tolist()
     return chosen or every[:1]
 
-
-# Samples of an older policy: w = pi_proximal / pi_behavior multiplies the clipped objective of decoupled PPO (arXiv
-# 2505.24298). Where it is too large, the token is masked or the weight clamped. The denominator of the loss stays the
-# same, or the kept tokens would count for more.
 
 Metric = Literal["ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"]
 _LOG_BOUND = 20.0
@@ -188,8 +181,10 @@ class Correction:
 def correction(
     proximal: Tensor, behavior: Tensor, loss_mask: Tensor, rejection: RejectionSamplingConfig | None
 ) -> Correction:
-    """``proximal`` and ``behavior`` log probabilities [B, T]. Tokens with a log probability that is not finite are
-    masked. Tokens, or whole sequences, whose metric lies outside [lower, upper] are masked, or their weight is clamped.
+    """Return the weights w = pi_proximal / pi_behavior of decoupled PPO's clipped objective (arXiv 2505.24298), for
+    samples of an older policy. ``proximal`` and ``behavior``: log-probabilities [B, T]. Tokens with one that is not
+    finite are masked. Tokens, or whole sequences, whose metric lies outside [lower, upper] are masked, or their weight
+    is clamped.
 
     Level sequence: the metric and the weight of a sequence aggregate those of its tokens by ``agg``. The weight
     aggregates log ratios: ``mean`` is the geometric mean of the tokens' ratios, ``sum`` their product (the probability
@@ -239,21 +234,21 @@ def _metric(log_ratio: Tensor, behavior: Tensor, metric: Metric) -> Tensor:
 
 
 def _aggregate(values: Tensor, kept: Tensor, aggregate: str) -> Tensor:
-    """[B, T] -> [B, T]: the aggregate of a row's kept tokens, at every token."""
+    """Return the aggregate of each row's kept tokens at all of its tokens: [B, T] -> [B, T]."""
     mean = aggregate == "mean"
     whole = masked_mean(values, kept, dim=1) if mean else (values * kept).sum(1, keepdim=True)
     return whole.expand_as(values)
 
 
 def squared_log_ratios(proximal: Tensor, behavior: Tensor, loss_mask: Tensor) -> Tensor:
-    """(log pi_behaviour - log pi_proximal)^2 of each token of the mask: [N]."""
+    """Return (log pi_behaviour - log pi_proximal)^2 of each token of the mask: [N]."""
     return (behavior - proximal).detach().double().square()[loss_mask.bool()]
 
 
 def second_moment_bound(squares: Tensor, threshold: float) -> float:
-    """M2PO (arXiv 2510.01161) leaves out the largest of ``squares`` [N] until the mean of the others is below
-    ``threshold``. Returns the largest that is kept, -1 where none is. Equal squares are kept or left out together.
-    ``squares`` are those of a whole batch over all ranks, so that the result does not depend on its division."""
+    """Return the largest of ``squares`` [N] that M2PO (arXiv 2510.01161) keeps, or -1. It leaves out the largest until
+    the mean of the others is below ``threshold``; equal squares are kept or left out together. ``squares`` are those of
+    a whole batch over all ranks, so that the result does not depend on its division."""
     ordered = squares[torch.isfinite(squares)].sort().values
     if not len(ordered):
         return -1.0
@@ -264,8 +259,9 @@ def second_moment_bound(squares: Tensor, threshold: float) -> float:
 
 
 def interpolate_proximal(behavior: Tensor, current: Tensor, versions: Tensor, version: int) -> Tensor:
-    """A-3PO (arXiv 2512.06547): the proximal log probabilities without a forward pass, interpolated between those of
-    the behavior and the current policy. ``versions`` [B, T] sampled each token; ``version`` is being optimized.
+    """Return the proximal log-probabilities without a forward pass (A-3PO, arXiv 2512.06547): interpolated between
+    those of the behavior and the current policy. ``versions`` [B, T] sampled each token; ``version`` is being
+    optimized.
 
     alpha = (v_proximal - v_behaviour) / (v - v_behaviour) with v_proximal = v - 1, within [0, 1].
     """

@@ -31,11 +31,11 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 
 def shape_rewards(rewards: Tensor, lengths: Tensor, config: PPOActorConfig) -> Tensor:
-    """``clip(scaling * (reward + overlong penalty + bias), +-reward_clip)``: ``rewards`` [B] and ``lengths`` [B] in
-    generated tokens -> [B].
+    """Return ``clip(scaling * (reward - overlong penalty + bias), +-reward_clip)``: ``rewards`` [B] and ``lengths`` [B]
+    in generated tokens -> [B].
 
     The penalty is DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), part of the reward itself: 0 up to
-    ``max_new_tokens - overlong_tokens`` generated tokens, from there linearly down to ``-overlong_penalty_factor``.
+    ``max_new_tokens - overlong_tokens`` generated tokens, from there linearly up to ``overlong_penalty_factor``.
     """
     if config.overlong_reward_penalty:
         if config.max_new_tokens is None:
@@ -48,7 +48,8 @@ def shape_rewards(rewards: Tensor, lengths: Tensor, config: PPOActorConfig) -> T
 
 
 def longest_turns(loss_mask: Tensor, turn_ids: Tensor | None) -> Tensor:
-    """[B]: generated tokens of each row's longest turn. ``turn_ids`` [B, T]: -1 outside turns; None: one turn a row."""
+    """Return the generated tokens of each row's longest turn: [B]. ``turn_ids`` [B, T]: -1 outside turns; None: one
+    turn a row."""
     if turn_ids is None or not loss_mask.numel():
         return loss_mask.sum(1)
     places = turn_ids.long().clamp(min=0)
@@ -57,7 +58,7 @@ def longest_turns(loss_mask: Tensor, turn_ids: Tensor | None) -> Tensor:
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: KLEstimator = "k1") -> Tensor:
-    """Estimate of KL(policy || reference) for each sampled token (http://joschu.net/blog/kl-approx.html).
+    """Return an estimate of KL(policy || reference) for each sampled token (http://joschu.net/blog/kl-approx.html).
 
     k1 = log(p/q): unbiased, signed. k2 = log(p/q)^2 / 2: biased, never negative. k3 = q/p - 1 - log(q/p): unbiased,
     never negative.
@@ -73,7 +74,7 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: KLEstimator = "k
 
 
 def token_rewards(rewards: Tensor, loss_mask: Tensor, penalty: Tensor | None = None) -> Tensor:
-    """Rewards [B, T]: ``rewards`` [B] at the last generated token of each row, minus ``penalty`` [B, T]."""
+    """Return rewards [B, T]: ``rewards`` [B] at the last generated token of each row, minus ``penalty`` [B, T]."""
     spread = torch.zeros(loss_mask.shape, dtype=torch.float32, device=rewards.device)
     rows = torch.arange(len(rewards), device=rewards.device)
     positions = torch.arange(loss_mask.shape[1], device=rewards.device)
@@ -87,7 +88,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 def identity(sums: Tensor) -> Tensor:
-    """Return the reduction of a single rank."""
+    """Return ``sums``: the reduction of a single rank."""
     return sums
 
 
@@ -99,8 +100,8 @@ def normalize(
     reduce: Reduce = identity,
     samples: Tensor | None = None,
 ) -> Tensor:
-    """``values`` and ``mask`` [B, T] or [B], ``groups`` [B] of integers -> like ``values``, zero outside the mask.
-    ``mean_leave1out`` subtracts the mean of the others (RLOO, arXiv 2402.14740).
+    """Normalize ``values`` [B, T] or [B] over ``mask``, by ``groups`` [B] of integers or the batch; zero outside the
+    mask. ``mean_leave1out`` subtracts the mean of the others (RLOO, arXiv 2402.14740).
 
     ``samples`` [B] of integers, for values [B]: the rows of one sample, its turns, have one number. Each sample then
     counts once: its rows share a weight of 1. Without it, each row is a sample.
@@ -131,7 +132,8 @@ def normalize(
 
 
 def _means(flat: Tensor, weights: Tensor, groups: Tensor, level: Level, reduce: Reduce) -> tuple[Tensor, Tensor]:
-    """(mean, count) for each row as [B, 1]. Counts are whole numbers but for rounding: sums of ``weights``."""
+    """Return (mean, count) for each row as [B, 1]. Counts are whole numbers except for rounding: sums of
+    ``weights``."""
     if level is None:
         return torch.zeros_like(flat[:, :1]), torch.full_like(flat[:, :1], 2.0)
     count, total = _sums(weights, flat * weights, groups, level, reduce)
@@ -157,10 +159,6 @@ def _sums(weights: Tensor, weighted: Tensor, groups: Tensor, level: Level, reduc
     return by_group[:, :1], by_group[:, 1:]
 
 
-# Generalized advantage estimation (arXiv 1506.02438). A timestep is a generated token or turn; a tool's output
-# between two of them is none.
-
-
 @dataclass(frozen=True)
 class Advantages:
     """``advantages`` and ``returns`` [B, T]; both zero at tokens that were not generated."""
@@ -178,10 +176,13 @@ def gae_by_token(
     gae_lambda: float | Tensor,
     bootstrap: Tensor | None = None,
 ) -> Advantages:
-    """``rewards``, ``values``, ``loss_mask`` [B, T]; ``bootstrap`` [B]: the value of the state after the last token
-    of a truncated response, 0 of a finished one. ``gae_lambda`` may be [B].
+    """Estimate generalized advantages (arXiv 1506.02438), one timestep for each generated token; a tool's output is
+    none.
 
-    delta_t = r_t + discount * V_next - V_t;  A_t = delta_t + discount * lambda * A_next
+    ``rewards``, ``values``, ``loss_mask`` [B, T]; ``bootstrap`` [B]: the value of the state after the last token of a
+    truncated response, 0 of a finished one. ``gae_lambda`` may be [B].
+
+    delta_t = r_t + discount * V_next - V_t; A_t = delta_t + discount * lambda * A_next
     """
     active = loss_mask.bool()
     upcoming = torch.zeros_like(rewards[:, 0]) if bootstrap is None else bootstrap.to(rewards)
@@ -207,8 +208,9 @@ def gae_by_turn(
     gae_lambda: float | Tensor,
     bootstrap: Tensor | None = None,
 ) -> Advantages:
-    """``gae_by_token`` with one timestep for each generated turn: its reward is the sum over its tokens, its value that
-    of its first token, and its tokens share its advantage. ``turn_ids`` [B, T], -1 outside generated turns."""
+    """Estimate as ``gae_by_token``, with one timestep for each generated turn: its reward is the sum over its tokens,
+    its value that of its first token, and its tokens share its advantage. ``turn_ids`` [B, T], -1 outside generated
+    turns."""
     turns = int(turn_ids.max()) + 1 if turn_ids.numel() else 0
     if turns <= 0:
         return Advantages(torch.zeros_like(rewards), torch.zeros_like(rewards))
@@ -226,22 +228,21 @@ def gae_by_turn(
     return Advantages(turned.advantages.gather(1, place) * active, turned.returns.gather(1, place) * active)
 
 
-# Adaptive coefficient of the KL penalty (Ziegler et al., arXiv 1909.08593, section 2.2).
-
 _MAX_ERROR = 0.2  # relative
 
 
 @dataclass
 class KLController:
-    """Keeps the KL divergence from the reference near ``target``; None disables it. ``factor`` multiplies the
-    configured coefficient; it changes by at most a fifth over ``horizon`` sequences, and in a step."""
+    """Keeps the KL divergence from the reference near ``target`` (arXiv 1909.08593, section 2.2); None disables it.
+    ``factor`` multiplies the configured coefficient. It changes by at most a fifth over ``horizon`` sequences, and in a
+    step."""
 
     target: float | None = None
     horizon: int = 10_000
     factor: float = 1.0
 
     def update(self, kl: float, sequences: int) -> None:
-        """``kl``: the mean over the tokens of a batch of ``sequences``."""
+        """Update ``factor`` by ``kl``, the mean over the tokens of a batch of ``sequences``."""
         if self.target is not None:
             error = min(max(kl / self.target - 1, -_MAX_ERROR), _MAX_ERROR)
             self.factor *= 1 + error * min(sequences / self.horizon, 1.0)  # always above 0
@@ -301,7 +302,7 @@ def prepare(
 
 
 def _truncated(batch: Mapping[str, Tensor], config: PPOActorConfig) -> Tensor:
-    """[B]: responses that were cut off. Raises UsageFault where a setting needs the missing column."""
+    """Return which responses were cut off: [B]. Raises UsageFault if a setting needs the column and it is missing."""
     if "truncated" in batch:
         return batch["truncated"].bool()
     for name in ("mask_truncated_completions", "mask_no_eos_with_zero"):

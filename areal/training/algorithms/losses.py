@@ -19,8 +19,8 @@ from areal.errors import UsageFault
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Return the mean of ``values`` where ``mask`` is true; 0 for an empty mask. With ``dim``, that dimension is kept,
-    with size 1."""
+    """Return the mean of ``values`` over ``mask``; 0 for an empty mask. With ``dim``, that dimension is kept, with size
+    1."""
     active = mask.to(values.dtype)
     chosen = torch.where(mask.bool(), values, torch.zeros_like(values))
     if dim is None:
@@ -38,17 +38,16 @@ def require_token_tensor(name: str, value: object, kind: str, mask: Tensor) -> T
 
 
 def sequence_sums(values: Tensor, mask: Tensor) -> Tensor:
-    """[B, T] -> [B]: the sum of ``values`` over each row's mask."""
+    """Return the sum of ``values`` over each row's mask: [B, T] -> [B]."""
     return torch.where(mask.bool(), values, torch.zeros_like(values)).sum(1)
 
-
-# Log-probabilities and entropies of given tokens, without a float32 copy of all logits.
 
 _CHUNK_VALUES = 1 << 26  # logits handled at once: 256 MiB of float32
 
 
 def token_logprobs(logits: Tensor, input_ids: Tensor, temperatures: Tensor | None = None) -> Tensor:
-    """``logits`` [B, T, V], ``input_ids`` [B, T] -> float32 [B, T]; column 0 is 0.
+    """Return the log-probabilities of given tokens, without a float32 copy of all logits: ``logits`` [B, T, V],
+    ``input_ids`` [B, T] -> float32 [B, T]; column 0 is 0.
 
     ``temperatures`` [B, T], above 0: the sampling temperature of each token, so that the log-probabilities are of the
     distribution that it was sampled from; None means 1.
@@ -62,8 +61,8 @@ def token_entropies(logits: Tensor, temperatures: Tensor | None = None) -> Tenso
 
 
 def _by_chunks(score: Callable[..., Tensor], logits: Tensor, temperatures: Tensor | None, *targets: Tensor) -> Tensor:
-    """[B, T] of ``score(logits, *targets, divisors)``, called with chunks of rows; ``targets`` are flat, ``divisors``
-    are the temperatures [rows, 1]."""
+    """Return [B, T] of ``score(logits, *targets, divisors)``, called with chunks of rows; ``targets`` are flat,
+    ``divisors`` are the temperatures [rows, 1]."""
     batch, length, vocabulary = logits.shape
     rows = max(1, _CHUNK_VALUES // vocabulary)
     scored = torch.split(logits[:, :-1].reshape(-1, vocabulary), rows)
@@ -106,13 +105,13 @@ def token_outputs(logits: Tensor, micro: Mapping[str, Tensor]) -> TokenOutputs:
 
 
 def sft_loss(logprobs: Tensor, loss_mask: Tensor) -> Tensor:
-    """Negative log-likelihood of each token of the mask: [B, T], to be averaged over the mask."""
+    """Return the negative log-likelihood of each token of the mask: [B, T], to be averaged over the mask."""
     return torch.where(loss_mask.bool(), -logprobs, torch.zeros_like(logprobs))
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, loss_mask: Tensor, clip: float | None) -> Tensor:
-    """Squared error of a critic, its step from ``old_values`` bounded by ``clip`` (arXiv 1707.06347, section 6):
-    [B, T], to be averaged over the mask."""
+    """Return the squared error of a critic, its step from ``old_values`` bounded by ``clip`` (arXiv 1707.06347, section
+    6): [B, T], to be averaged over the mask."""
     error = (values - returns).square()
     if clip is not None:
         bounded = old_values + (values - old_values).clamp(-clip, clip)
@@ -129,7 +128,8 @@ class PairLoss:
 
 
 def reward_model_loss(scores: Tensor) -> PairLoss:
-    """Bradley-Terry: ``scores`` [2N] of the last token of each answer, chosen and rejected in turn."""
+    """Return the Bradley-Terry loss. ``scores`` [2N]: those of the last token of each answer, chosen and rejected in
+    turn."""
     margins = scores[0::2] - scores[1::2]
     return PairLoss(-torch.nn.functional.logsigmoid(margins), margins.detach())
 
@@ -142,9 +142,9 @@ def dpo_loss(
     label_smoothing: float = 0.0,
     kind: Literal["sigmoid", "ipo"] = "sigmoid",
 ) -> PairLoss:
-    """Direct preference optimization (arXiv 2305.18290): ``logprobs`` and ``reference`` [2N, T] of chosen and rejected
-    answers in turn. ``label_smoothing``: the assumed share of wrong labels (conservative DPO). ``ipo``: the squared
-    distance of the mean log ratios' difference from 1 / (2 beta) (arXiv 2310.12036)."""
+    """Return the loss of direct preference optimization (arXiv 2305.18290). ``logprobs`` and ``reference`` [2N, T]:
+    those of chosen and rejected answers in turn. ``label_smoothing``: the assumed share of wrong labels (conservative
+    DPO). ``ipo``: the squared distance of the mean log ratios' difference from 1 / (2 beta) (arXiv 2310.12036)."""
     gained = sequence_sums(logprobs - reference, loss_mask)
     if kind == "ipo":
         gained = gained / loss_mask.sum(1).clamp(min=1)
@@ -174,7 +174,7 @@ class Aggregation:
     scale: float = 1.0
 
     def mean(self, per_token: Tensor, mask: Tensor) -> Tensor:
-        """``per_token`` and ``mask`` [B, T] -> a scalar; 0 where the mask is empty."""
+        """Return the mean of ``per_token`` over ``mask`` [B, T], a scalar; 0 for an empty mask."""
         if self.mode == "token-mean":
             return masked_mean(per_token, mask)
         if self.mode == "seq-mean-token-mean":
@@ -189,18 +189,16 @@ class Aggregation:
         return mask.sum() if self.mode == "token-mean" else mask.any(1).sum()
 
 
-# Policies: u = pi_theta / pi_proximal is clipped, w = pi_proximal / pi_behavior is a constant weight.
-# In standard PPO the proximal policy is the behavior policy, and w = 1.
-
 _LOG_BOUND = 30.0  # keeps ratios finite, and their squares in the gradient norm
 
 
 @dataclass(frozen=True)
 class PolicyObjective:
-    """``clip`` is (below, above) 1. ``dual_clip`` bounds the loss of a negative advantage (arXiv 1912.09729).
+    """The clipped objective of a policy. ``clip`` is (below, above) 1. ``dual_clip`` bounds the loss of a negative
+    advantage (arXiv 1912.09729).
 
-    kind: ``ppo`` (arXiv 1707.06347), ``cispo`` (arXiv 2506.13585), ``sapo`` (arXiv 2511.20347).
-    level: one ratio for each token or each sequence (GSPO, arXiv 2507.18071).
+    kind: ``ppo`` (arXiv 1707.06347), ``cispo`` (arXiv 2506.13585), ``sapo`` (arXiv 2511.20347). level: one ratio for
+    each token or each sequence (GSPO, arXiv 2507.18071).
     """
 
     kind: Literal["ppo", "cispo", "sapo"] = "ppo"
@@ -233,8 +231,9 @@ def policy_loss(
     objective: PolicyObjective,
     weights: Tensor | None = None,
 ) -> PolicyLoss:
-    """Return the policy loss and the clipped tokens. All tensors are [B, T], aligned by token. Only ``logprobs`` has a
-    gradient. ``weights``: the behavior correction, 0 for masked tokens."""
+    """Return the policy loss and the clipped tokens. The ratio u = pi_theta / pi_proximal is clipped; in standard PPO
+    the proximal policy is the behavior policy. All tensors are [B, T], aligned by token. Only ``logprobs`` has a
+    gradient. ``weights``: the constant correction w = pi_proximal / pi_behavior, 0 for masked tokens; None means 1."""
     active = loss_mask.bool()
     log_ratio = torch.where(active, logprobs - proximal, torch.zeros_like(logprobs))
     if objective.level == "sequence":

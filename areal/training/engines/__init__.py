@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 def open_engine(
     config: TrainEngineConfig, ranks: Ranks, total_steps: int = 1, allocation_mode: str = ""
 ) -> TrainEngine:
-    """Return this rank's engine by ``config.backend``, else ``allocation_mode``, else ``fsdp``. ``total_steps``:
+    """Return this rank's engine by ``config.backend``, or else ``allocation_mode``, or else ``fsdp``. ``total_steps``:
     optimizer steps of the learning rate schedule. Raises UsageFault, NotFound."""
     name = train_backend(config.backend, allocation_mode).engine
     return TRAIN_ENGINES.make(name, config, ranks, total_steps)
 
 
 def without_optimizer(path: str, role: str = "actor") -> UsageFault:
+    """Return the error of a model that is to be trained and has no optimizer."""
     return UsageFault(
         f"the model {path} is to be trained, and its optimizer is null",
         hint=f"{role}.optimizer={{lr: 1e-5}}; a model that is trained needs one",

@@ -50,7 +50,7 @@ class EngineBase(ABC):
         return synchronized_micro_batches(lengths(batch), limits, self.ranks.all_max)
 
     def _schedule(self) -> tuple[OptimizerConfig, float]:
-        """Return the settings and the learning rate of the next update. Raises UsageFault where the model is not
+        """Return the settings and the learning rate of the next update. Raises UsageFault if the model is not
         trained."""
         settings = self.config.optimizer
         if settings is None:
@@ -109,7 +109,7 @@ class EngineBase(ABC):
         """Return the configurations of transformers that are saved with the model."""
 
     def _check_finite(self, loss: float, norm: float) -> None:
-        """Raise NonFinite."""
+        """Raise NonFinite if the loss or the norm is not finite."""
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFinite(
                 f"update {self.steps + 1} of {self.config.path}: loss {loss:g}, gradient norm {norm:g}; "

@@ -81,8 +81,9 @@ class FSDPEngine(EngineBase):
             raise UsageFault(f"{self.config.path} is trained on prompts with images, and has no vision tower")
 
     def outputs(self, batch: Mapping[str, Tensor], packed: PackedRows | None = None) -> TokenOutputs:
-        """``packed``: the batch's rows, packed. Rows that are not packed need no attention mask: a causal model never
-        attends to the padding on the right, and attention without a mask is several times as fast."""
+        """Return the outputs of ``batch``; ``packed``: its rows, packed. Rows that are not packed need no attention
+        mask: a causal model never attends to the padding on the right, and attention without a mask is several times as
+        fast."""
         if self._images is not None:
             self._images.check(batch)
         if self.config.is_critic:
@@ -153,8 +154,8 @@ class FSDPEngine(EngineBase):
     def _backward(
         self, micro: Batch, packed: PackedRows | None, loss_fn: LossFn, share: Tensor, *, last: bool
     ) -> Tensor:
-        """Add the micro-batch's gradient; its part of the loss. A share of 0 still runs both passes, because the other
-        ranks' collectives wait for them."""
+        """Add the micro-batch's gradient, and return its part of the loss. A share of 0 still runs both passes, because
+        the other ranks' collectives wait for them."""
         if self.ranks.group is not None:  # gradients are reduced once, with the last micro-batch
             self.model.set_requires_gradient_sync(last)
         part = share_of(loss_fn(self.outputs(micro, packed), micro), share)
@@ -238,7 +239,7 @@ def _gathered(tensor: Tensor) -> Tensor:
 
 
 def _merged_adapters(model: nn.Module) -> dict[str, Tensor]:
-    """B A * scale of every adapted layer, by weight name."""
+    """Return B A * scale of every adapted layer, by weight name."""
     deltas: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         get_delta = getattr(module, "get_delta_weight", None)

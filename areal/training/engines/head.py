@@ -40,9 +40,9 @@ def token_statistics(
     first: int = 0,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``hidden`` [N, H], ``weight`` [V, H] of its dtype, ``ids`` and ``temperatures`` [N] -> log-probabilities and
-    entropies, float32 [N]. With ``group``, ``weight`` is this rank's shard of the vocabulary, from token ``first`` on;
-    all other inputs, outputs and gradients are the same on its ranks."""
+    """Return log-probabilities and entropies, float32 [N]. ``hidden`` [N, H], ``weight`` [V, H] of its dtype, ``ids``
+    and ``temperatures`` [N]. With ``group``, ``weight`` is this rank's shard of the vocabulary, from token ``first``
+    on; all other inputs, outputs and gradients are the same on its ranks."""
     return _Statistics.apply(hidden, weight, ids, temperatures, first, group)  # type: ignore[no-untyped-call]
 
 
@@ -172,8 +172,8 @@ def _all_columns(local: Tensor, vocabulary: int, group: dist.ProcessGroup) -> Te
 
 
 def install_head(model: Any) -> Head | None:
-    """Replace the model's head by a ``Head``. Returns None and changes nothing where the head is not a plain linear
-    layer, or the model changes its logits (soft caps, scales, biases)."""
+    """Replace the model's head by a ``Head``. Returns None and changes nothing if the head is not a plain linear layer,
+    or the model changes its logits (soft caps, scales, biases)."""
     base: Any = base_model(model)
     plain = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
     if type(plain) is not nn.Linear or plain.bias is not None:

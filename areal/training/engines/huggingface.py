@@ -102,7 +102,7 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
 
 
 def set_training(model: nn.Module, config: TrainEngineConfig) -> None:
-    """Training mode; with ``disable_dropout`` the outputs are those of evaluation mode.
+    """Set training mode; with ``disable_dropout`` the outputs are those of evaluation mode.
 
     Modules checkpoint their activations in training mode only, so these modules stay in it, without their children.
     Dropout or router noise that they apply themselves is a float attribute, which is set to 0.
@@ -150,15 +150,15 @@ _STATE_BYTES = 16  # per parameter: weight, gradient and two moments in float32
 
 def copies_of_shards(ranks: Ranks, state: int, memory: int) -> int:
     """Return the number of replicas for hybrid sharding (HSDP): 1, or one on each node, so that only gradients are sent
-    between nodes, where links are slower. A replica on each node is used where a rank's part of ``state`` bytes takes
-    at most a third of its ``memory``."""
+    between nodes, where links are slower. Each node has one if a rank's part of ``state`` bytes then takes at most a
+    third of its ``memory``."""
     within, rest = divmod(ranks.data_size, ranks.nodes)
     fits = not rest and state // ranks.layout.tensor <= within * memory // 3
     return ranks.nodes if fits else 1
 
 
 def _memory(ranks: Ranks) -> int:
-    """Memory in bytes of a rank, the minimum over all ranks."""
+    """Return the memory of a rank in bytes, the minimum over all ranks."""
     if ranks.device.type == "cuda":
         local = torch.cuda.get_device_properties(ranks.device).total_memory
     else:
@@ -201,9 +201,9 @@ PACKED = "areal_packed"
 def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **about: Any
 ) -> tuple[Tensor, None]:
-    """Causal attention of transformers' ``sdpa``: queries, keys and values [B, heads, T, D] to [B, T, heads, D].
-    With ``packed`` rows [N, heads, W, D] to [N, W, heads, D]: each row of the batch attends to its prompt and its own
-    tokens. Without a mask the output of a shared token, the same in all of its rows, is taken from one."""
+    """Compute causal attention by transformers' ``sdpa``: queries, keys and values [B, heads, T, D] to [B, T, heads,
+    D]. With ``packed`` rows [N, heads, W, D] to [N, W, heads, D]: each row of the batch attends to its prompt and its
+    own tokens. Without a mask the output of a shared token, the same in all of its rows, is taken from one."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     rows: PackedRows | None = about.pop("packed", None)
@@ -315,7 +315,8 @@ def dtype_by_name(name: str) -> torch.dtype:
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Vectors (norms, biases) have no weight decay. Raises UsageFault."""
+    """Return the optimizer of the trained parameters. Vectors (norms, biases) have no weight decay. Raises
+    UsageFault."""
     if config.type not in ("adam", "adamw", "sgd"):
         raise UsageFault(f"unknown optimizer {config.type!r}: it is one of adam, adamw, sgd")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -403,11 +404,6 @@ def _write_weights(weights: dict[str, Tensor], file: Path) -> None:
         raise OSError(errno.EIO, str(error), str(file)) from error
 
 
-# Tensor parallelism of Llama, Qwen2 and Qwen3 by torch's ``parallelize_module``. Attention heads and MLP columns are
-# sharded over the ranks of a tensor mesh, the embedding and the head over the vocabulary; between layers every rank has
-# the whole hidden states. Norms are replicated DTensors, so that all parameters have one mesh and one gradient norm.
-# The norms of queries and keys see other heads on each rank, so their gradients are summed over ranks.
-
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 
@@ -425,7 +421,13 @@ class _Replicated(ParallelStyle):
 
 
 def apply_tensor_parallelism(model: Any, mesh: DeviceMesh) -> None:
-    """Shard the model in place, before FSDP. Raises UsageFault for an unsupported model."""
+    """Shard the model in place, before FSDP. Raises UsageFault for an unsupported model.
+
+    Attention heads and MLP columns are sharded over the ranks of ``mesh``, the embedding and the head over the
+    vocabulary; between layers every rank has the whole hidden states. Norms are replicated DTensors, so that all
+    parameters have one mesh and one gradient norm. The norms of queries and keys see other heads on each rank, so their
+    gradients are summed.
+    """
     size, about = mesh.size(), model.config
     if about.model_type not in ARCHITECTURES:
         raise UsageFault(

@@ -1,6 +1,6 @@
 """``Trainer``: the training loop of all algorithms, with timers, checkpoints, evaluation and metrics.
 
-An algorithm implements ``train_step`` and its own checkpoint state. The loop resumes from the newest checkpoint where
+An algorithm implements ``train_step`` and its own checkpoint state. The loop resumes from the newest checkpoint if
 ``recover`` allows it. ``_after_step`` saves, evaluates and checkpoints between steps, in one order, on all ranks.
 """
 
@@ -40,8 +40,8 @@ from areal.wire.training_health import warnings_of
 
 @dataclass
 class Timer:
-    """The periods of an action. Call ``due`` once after every step. ``now`` is the first rank's monotonic clock, so
-    that all ranks act together."""
+    """The period of an action. Call ``due`` once after every step. ``now`` is the first rank's monotonic clock, so that
+    all ranks act together."""
 
     period: PeriodicConfig
     steps: int = 0  # since it fired
@@ -216,7 +216,7 @@ class Trainer(abc.ABC):
         return {name for name, timer in self._timers.items() if timer.due(epoch_ended=ended, now=now)}
 
     def _after_step(self, due: Collection[str]) -> Metrics:
-        """Save, evaluate and checkpoint where due, on all ranks."""
+        """Save, evaluate and checkpoint as far as they are due, on all ranks."""
         last = self.step == self.total_steps
         metrics: Metrics = {}
         if "save" in due or (last and not self._timers["save"].is_disabled):
@@ -286,8 +286,8 @@ class Trainer(abc.ABC):
         return StepInfo(epoch, number, self.step, self.steps_per_epoch)
 
     def add_engine(self, role: str, config: TrainEngineConfig, updates: int = 1) -> TrainEngine:
-        """Map the periods. ``updates``: optimizer steps in one step of the run. Raises UsageFault without an
-        optimizer."""
+        """Load the model of ``role`` into an engine. ``updates``: optimizer steps in one step of the run. Raises
+        UsageFault if the model needs an optimizer and has none."""
         if role != "ref" and config.optimizer is None:  # before services start
             raise without_optimizer(config.path, role)
         total_updates = max(1, self.total_steps * updates)
@@ -307,7 +307,7 @@ class Trainer(abc.ABC):
             self._prometheus.total_steps.set(steps)
 
     def add_reference(self, config: TrainEngineConfig, path: str) -> TrainEngine:
-        """Return a frozen model ``ref``, by default the model in ``path``."""
+        """Load a frozen model ``ref``, by default the model in ``path``."""
         reference = copy.deepcopy(config)
         reference.optimizer, reference.path = None, reference.path or path
         return self.add_engine("ref", reference)
@@ -317,6 +317,7 @@ class Trainer(abc.ABC):
         next(iter(self.engines.values())).save_model(folder, self.config.tokenizer_path)
 
     def checkpoint(self) -> None:
+        """Write a checkpoint of all trained engines and of the trainer's state, on all ranks."""
         with self.checkpoints.writing(self.step, self.ranks) as (folder, state):
             for role, engine in self.engines.items():
                 if engine.is_trained:

@@ -133,7 +133,7 @@ class PreferenceTrainer(OfflineTrainer):
 
 
 def real_pairs(micro: Batch) -> Tensor:
-    """Return for [2N, T] rows whether each pair is real: [N]. A pair that only fills up a batch is not."""
+    """Return which pairs of [2N, T] rows are real: [N]. A pair that only fills up a batch is not."""
     return micro["loss_mask"].any(1)[0::2]
 
 

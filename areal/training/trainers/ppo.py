@@ -64,7 +64,7 @@ class PPOTrainer(Trainer):
         loss_fn: LossFn | None = None,
         advantage_fn: AdvantageFn | None = None,
     ) -> None:
-        """``loss_fn`` and ``advantage_fn`` override ``actor.loss_fn`` and ``actor.advantage_fn``."""
+        """Open the run. ``loss_fn`` and ``advantage_fn`` override ``actor.loss_fn`` and ``actor.advantage_fn``."""
         self._loss_fn, self._advantage_fn = loss_fn, advantage_fn
         super().__init__(config, train_dataset, valid_dataset)
 
@@ -240,7 +240,7 @@ class PPOTrainer(Trainer):
             raise
 
     def _prepare_batch(self, batch: Batch, groups: Tensor) -> Batch:
-        """Add advantages, and the log-probabilities of the reference and the proximal policy where they are used."""
+        """Add advantages, and the log-probabilities of the reference and the proximal policy if they are used."""
         config = self.config.actor
         reference = self.reference.forward(batch, _logprobs) if self.reference is not None else None
         values, after = self._values(batch) if self.critic is not None else (None, None)
@@ -261,7 +261,7 @@ class PPOTrainer(Trainer):
         return self.ranks.all_sum(sums.to(self.ranks.device)).cpu()
 
     def _kl_metrics(self, batch: Batch) -> Metrics:
-        """Return the KL divergence from the reference, if any; it also updates the coefficient for the next step."""
+        """Return the KL divergence from the reference, if any, and update the coefficient for the next step."""
         if "kl" not in batch:
             return {}
         mask = batch["loss_mask"].bool()
@@ -413,8 +413,8 @@ def critic_loss(config: PPOCriticConfig) -> Callable[[TokenOutputs, Batch], Tens
 
 
 def version_to_publish(own: int, served: int | None) -> int:
-    """Return the version for weights that were saved as ``own`` (0 in a new run), where servers have at most
-    ``served``. One version never names two sets of weights."""
+    """Return the version for weights that were saved as ``own`` (0 in a new run), if servers have at most ``served``.
+    One version never names two sets of weights."""
     return own if served is None or served <= own else served + 1
 
 

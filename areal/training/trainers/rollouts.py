@@ -115,7 +115,7 @@ class Sampling:
 @dataclass
 class RolloutSource:
     """Takes ``prompts`` as the controller needs them, and records the outcome of each in their frontier.
-    ``min_rollouts`` of a step: one for each rank. ``temperature``: of rows without their own."""
+    ``min_rollouts`` of a step: one for each rank. ``temperature``: that of rows without their own."""
 
     controller: RolloutController
     prompts: PromptStream
@@ -229,7 +229,7 @@ class RolloutSource:
         return numbers | {f"rollouts/{name}": float(stats[name]) for name in names}
 
     def counts(self) -> Metrics:
-        """Numbers of prompts by outcome, over all attempts of the run."""
+        """Return the numbers of prompts by outcome, over all attempts of the run."""
         counts = self.prompts.frontier.counts
         return {
             "prompts/consumed": float(counts.trained),
@@ -241,8 +241,8 @@ class RolloutSource:
 
 def to_batch(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Batch, Tensor]:
     """Return the concatenated rows, and the rollout's number for each row [B]. ``token_temperatures`` [B, T] is
-    included only where not all are 1, ``sample_ids`` [B] only where a sample of a group has several rows.
-    ``temperature``: of rows without their own. Raises UsageFault."""
+    included only if not all are 1, ``sample_ids`` [B] only if a sample of a group has several rows. ``temperature``:
+    that of rows without their own. Raises UsageFault."""
     columns: list[Mapping[str, Tensor]] = [_columns(rollout, temperature) for rollout in rollouts]
     if any("images" in each for each in columns):
         columns = [{"images": torch.zeros(len(each["rewards"]), dtype=torch.int64), **each} for each in columns]
@@ -372,7 +372,7 @@ class Validation:
 
     @property
     def reward(self) -> float:
-        """The mean over all samples."""
+        """The mean reward over all samples."""
         rewards = [reward for each in self._scores for reward in each.rewards]
         return statistics.fmean(rewards) if rewards else math.nan
 
@@ -450,7 +450,7 @@ class Evaluation:
         workflow_kwargs: Mapping[str, object] | None = None,
         eval_workflow_kwargs: Mapping[str, object] | None = None,
     ) -> Metrics:
-        """Evaluate the data set in batches; the metrics over all samples."""
+        """Evaluate the data set in batches. Returns the metrics over all samples."""
         size = max(self.config.rollout.consumer_batch_size, self.config.rollout.concurrency)
         stated, plain = self.config.eval_gconfig, self.config.gconfig.new(n_samples=1)
         samples = self.config.gconfig.n_samples if stated is None or stated == plain else stated.n_samples

@@ -54,7 +54,7 @@ def write(state: dict[str, object], folder: Path, *, is_first: bool) -> None:
 
 
 def read(state: dict[str, Any], folder: Path, optimizers: int) -> dict[str, Any]:
-    """``optimizers``: the number of optimizers in ``state``. Raises CheckpointUnreadable."""
+    """Read a checkpoint into ``state``, which has ``optimizers`` optimizers. Raises CheckpointUnreadable."""
     try:
         written = dist_checkpointing.load_common_state_dict(folder)["optimizers"]
         if written != optimizers:

@@ -244,7 +244,7 @@ class MegatronEngine(EngineBase):
         return whole
 
     def _owners(self, weight: Weight) -> list[tuple[Any, int]]:
-        """(group, its rank that has the weight): first among expert ranks, then among stages."""
+        """Return (group, its rank that has the weight), first among expert ranks, then among stages."""
         model, part = self.architecture, self.part
         last = part.pipeline - 1
         stage = last if weight.name.startswith(("decoder.final", "output_layer")) else 0
@@ -301,11 +301,9 @@ def _generation(folder: Path, about: Any) -> Any:
     return GenerationConfig.from_model_config(about)
 
 
-# Megatron's distributed optimizer: each data-parallel rank reduces a share of the gradients and keeps its moments.
-
-
 def has_moments(config: TrainEngineConfig) -> bool:
-    """Return whether the optimizer is Adam, whose moments data-parallel ranks share."""
+    """Return whether the optimizer is Adam. Megatron's distributed optimizer then divides its moments over
+    data-parallel ranks, each of which reduces a share of the gradients."""
     return config.optimizer is not None and config.optimizer.type != "sgd"
 
 

@@ -92,8 +92,8 @@ def slices_of(length: int, ranks: int) -> Tensor:
 
 
 def whole_rows(mine: Tensor, order: Tensor, group: Any, *, shared: bool) -> Tensor:
-    """[s / ranks, ...] of each rank -> [s, ...] in row order. ``shared``: every rank computes the
-    same from it; otherwise the gradients of all ranks are added."""
+    """Return the rows [s, ...] in their order, of which each rank has [s / ranks, ...]. ``shared``: every rank computes
+    the same from them; otherwise the gradients of all ranks are added."""
     mine = mine.contiguous()
     every = gather_from_sequence_parallel_region(mine, tensor_parallel_output_grad=not shared, group=group)
     return every.index_select(0, order.flatten().argsort())

@@ -257,7 +257,7 @@ class EngineRoutes:
         self._forgetting = asyncio.get_running_loop().call_later(_FORGET_S, forget)
 
     async def _swap(self, loaded: LoadedModel, swap: Callable[[], object]) -> Body:
-        """Frees the replaced weights after the answer, for which generation waits."""
+        """Swap weights. Frees the replaced ones after the answer, because generation waits for it."""
         async with self._swapping:
             try:
                 replaced = [await asyncio.to_thread(swap)]
@@ -343,8 +343,8 @@ class _Member:
 
 
 class WeightGroups:
-    """Weights that a trainer broadcasts. They are received into an anonymous file in memory, and loaded from it like
-    any other weights, or used in place; in that case two files alternate. The files disappear with the process.
+    """Weights that a trainer broadcasts. They arrive in an anonymous file in memory, and are loaded from it like any
+    other weights, or used in place; then two files alternate. The files disappear with the process.
 
     A separate thread waits for the group's members. Leaving a group, or cancelling a call on it, ends this wait, so
     that the next group does not wait for the previous one.
@@ -360,7 +360,7 @@ class WeightGroups:
         self._thread = _one_thread()
 
     async def join(self, place: bodies.JoinGroup, device: torch.device) -> None:
-        """Raise ArealError if the group does not form."""
+        """Join a group. Raises ArealError if it does not form."""
         name = place.name
         self.leave(name)
         given_up = self._forming[name] = threading.Event()
@@ -375,8 +375,8 @@ class WeightGroups:
         self._members[name] = _Member(group)
 
     async def receiving(self, name: str, layout: object) -> tuple[Path, TransferProgress, asyncio.Future[None]]:
-        """Start receiving a broadcast: its file, its progress, and a future that is done at its end, or raises
-        ArealError where the group breaks. Raises Conflict, UsageFault."""
+        """Start to receive a broadcast. Returns its file, its progress, and a future that is done at its end, or raises
+        ArealError if the group breaks. Raises Conflict, UsageFault."""
         member = self._members.get(name)
         if member is None:
             raise Conflict(f"this engine has not joined the group {name!r}")
@@ -465,8 +465,8 @@ def _one_thread() -> ThreadPoolExecutor:
 
 
 def _image_for(member: _Member, given: object) -> tuple[Image, TransferProgress]:
-    """Return an image that the engine does not compute with. If it leases both, the engine keeps the older one, and a
-    new one is made."""
+    """Return an image that the engine does not compute with. If it leases both images, the older one is left to it, and
+    a new one is created."""
     from areal.services.weight_transfer.memory import Image, ends, read_layout
 
     layout = read_layout(given)

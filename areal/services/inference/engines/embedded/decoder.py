@@ -20,11 +20,9 @@ from areal.dataclasses import dataclass
 from areal.services.inference.engines.embedded.linear import Deltas, Matrix, MatrixForms
 from areal.services.inference.engines.embedded.model_folder import ModelConfig, Rope, buffer_shapes
 
-# Unit complex numbers (RoFormer, arXiv:2104.09864), with linear and Llama 3 scaling.
-
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Angle per position of each rotary pair, [head_dim / 2] float32."""
+    """Return the angle per position of each rotary pair, [head_dim / 2] float32."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / (rope.theta**exponents)
     if rope.type == "linear":
@@ -43,7 +41,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 def rotations(rope: Rope, head_dim: int, positions: int) -> Tensor:
-    """exp(i * position * frequency), [positions, head_dim / 2] complex64."""
+    """Return exp(i * position * frequency) (RoFormer, arXiv:2104.09864), [positions, head_dim / 2] complex64."""
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
     return torch.polar(torch.ones_like(angles), angles)
 
@@ -106,8 +104,7 @@ class KVCache:
             layer[row, :, :length] = held[:, :length]
 
     def _grown(self, rows: int, width: int) -> tuple[int, int]:
-        """Return at least the requested size, and double the present one in a growing dimension where the bound
-        allows."""
+        """Return the size to grow to: the dimensions that must grow are doubled, if the bound allows."""
         width = -(-width // _STEP) * _STEP if rows * -(-width // _STEP) * _STEP <= self._limit else width
         grown_rows = max(rows, self.rows if rows <= self.rows else 2 * self.rows)
         grown_width = max(width, self.width if width <= self.width else 2 * self.width)
@@ -122,17 +119,13 @@ class KVCache:
         return torch.zeros(rows, self._heads, width, self._dim, dtype=self._dtype, device=self._device)
 
 
-# Attention over a rectangle of rows costs as if all of them were as long as the longest. Rows of different lengths are
-# cheaper in several rectangles, each of which costs a call; rows of equal length need no mask either. All rows of a
-# batch grow together, so a partition stays optimal while the batch is the same.
-
 _MOST_RUNS = 32  # of equal lengths; beyond it, lengths are rounded to multiples of ``_COARSE``
 _COARSE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """Rows start:stop, the longest of which has ``width`` positions. ``even``: all have as many."""
+    """Rows start:stop. ``width``: the positions of the longest; ``even``: all have the same length."""
 
     start: int
     stop: int
@@ -152,8 +145,12 @@ def _cost(rows: int, width: int, even: bool, call: int) -> int:
 
 
 def cut(lengths: Sequence[int], call: int) -> tuple[RowSpan, ...]:
-    """Return the partition of rows 0, 1, ... of these lengths into the cheapest spans, by dynamic programming over runs
-    of equal length; with many runs, of similar length. ``call`` as in ``RowSpan.cost``."""
+    """Return the cheapest division of rows 0, 1, ... of these lengths into spans. ``call``: as in ``RowSpan.cost``.
+
+    Attention over a span costs as much as if all of its rows were as long as the longest. Each span costs a call, and a
+    mask unless its rows have equal lengths. Found by dynamic programming over runs of equal length (of similar length
+    if there are many). All rows of a batch grow together, so a division stays the cheapest while the batch is the same.
+    """
     runs = _runs(lengths, 1)
     if len(runs) > _MOST_RUNS:
         runs = _runs(lengths, _COARSE)
@@ -180,7 +177,7 @@ def cut(lengths: Sequence[int], call: int) -> tuple[RowSpan, ...]:
 
 
 def _runs(lengths: Sequence[int], coarse: int) -> list[RowSpan]:
-    """Neighboring rows of equal length, divided by ``coarse``."""
+    """Return neighboring rows of equal length, in units of ``coarse``."""
     runs: list[RowSpan] = []
     start = 0
     for _, group in groupby(lengths, key=lambda length: length // coarse):
@@ -196,7 +193,7 @@ _MATRICES = {"qkv", "output", "gate_up", "down", "head"}
 
 @dataclass(frozen=True)
 class Projection:
-    """A linear layer; ``name`` is its buffer's."""
+    """A linear layer. ``name``: its buffer."""
 
     name: str
     matrix: Matrix
@@ -209,7 +206,7 @@ class Projection:
         return out
 
     def add_to(self, residual: Tensor, rows: Tensor, deltas: Deltas | None) -> Tensor:
-        """``residual`` plus the output; may overwrite ``residual``."""
+        """Return ``residual`` plus the output; may overwrite ``residual``."""
         out = self.matrix.project_onto(residual, rows, self.bias)
         if deltas is not None:
             deltas.add(self.name, rows, out)
@@ -256,8 +253,7 @@ class DecodePart:
 
 
 class LlamaDecoder:
-    """A decoder with fused buffers. ``deltas`` are LoRA adapters' additions to the projections of some rows of a
-    step."""
+    """A decoder with fused buffers. ``deltas``: what LoRA adapters add to the projections of some rows of a step."""
 
     def __init__(self, config: ModelConfig, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
@@ -304,8 +300,8 @@ class LlamaDecoder:
             self._head.adopt(self._head.forms(self._tensors["embed"], borrowed=True))
 
     def stage(self, name: str, values: Tensor, *, borrowed: bool = False) -> Iterator[tuple[str, Tensor | MatrixForms]]:
-        """Yield the input of ``adopt`` for a buffer with these values; for any thread. ``borrowed``: they need no copy,
-        since they do not change while they are in use."""
+        """Yield the input of ``adopt`` for a buffer with these values; in any thread. ``borrowed``: they do not change
+        while they are in use, so they need no copy."""
         if name in self._matrices:
             yield name, self._matrices[name].forms(values, borrowed=borrowed)
         elif name == "embed":
@@ -318,8 +314,8 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def adopt(self, new: Mapping[str, Tensor | MatrixForms]) -> list[object]:
-        """Use these from now on: large tensors are taken over, small ones are copied. Returns the replaced ones, to be
-        freed off the engine's thread."""
+        """Use these tensors from now on: large ones are taken over, small ones copied. Returns the replaced ones, to be
+        freed on another thread than the engine's."""
         old: list[object] = []
         for name, held in new.items():
             if isinstance(held, MatrixForms):
@@ -333,7 +329,7 @@ class LlamaDecoder:
 
     @property
     def reorders(self) -> bool:
-        """Whether some matrix keeps its weight in another memory order."""
+        """Whether a matrix keeps its weight in another memory order."""
         return any(matrix.reorders for matrix in self._matrices.values())
 
     def large(self) -> Iterator[tuple[str, Tensor]]:
@@ -351,7 +347,8 @@ class LlamaDecoder:
     def prefill(
         self, cache: KVCache, tokens: Tensor, shape: PrefillShape, last: Tensor, deltas: Deltas | None = None
     ) -> Tensor:
-        """Compute ``tokens`` [batch, time] into the cache; logits [n, vocab] float32 at flat indices ``last`` [n]."""
+        """Compute ``tokens`` [batch, time] into the cache. Returns logits [n, vocab] float32 at the flat indices
+        ``last`` [n]."""
         config, (batch, time) = self.config, tokens.shape
         groups = config.heads // config.kv_heads
         hidden = F.embedding(tokens.view(-1), self._tensors["embed"])
@@ -382,10 +379,8 @@ class LlamaDecoder:
         parts: Sequence[DecodePart],
         deltas: Deltas | None = None,
     ) -> Tensor:
-        """Compute a position for rows 0..batch-1, which ``parts`` partition in order; logits [batch, vocab] float32.
-
-        ``tokens`` and ``positions`` [batch].
-        """
+        """Compute one token (``tokens`` and ``positions`` [batch]) of rows 0..batch-1, which ``parts`` divide in order.
+        Returns logits [batch, vocab] float32."""
         hidden = F.embedding(tokens, self._tensors["embed"])
         angles = self._rotations[positions].unsqueeze(1)
         for layer, store in zip(self._layers, cache.layers, strict=True):
@@ -395,7 +390,7 @@ class LlamaDecoder:
         return self._logits(hidden)
 
     def _attend(self, part: DecodePart, store: Tensor, queries: Tensor, new: Tensor) -> Tensor:
-        """Write a part's new keys and values; its attention output [rows, heads * head_dim]."""
+        """Write a part's new keys and values. Returns its attention output [rows, heads * head_dim]."""
         span = part.span
         own = slice(span.start, span.stop)
         if part.rows is None:
@@ -408,7 +403,7 @@ class LlamaDecoder:
 
     def _qkv(self, layer: DecoderLayer, hidden: Tensor, angles: Tensor, deltas: Deltas | None) -> tuple[Tensor, Tensor]:
         """Return queries [tokens, heads, head_dim], and keys with values [tokens, 2 * kv_heads, head_dim]. Queries and
-        keys are normed where the model does so, and their adjacent pairs are rotated in float32."""
+        keys are normalized if the model does so, and their adjacent pairs are rotated in float32."""
         config = self.config
         normed = torch.rms_norm(hidden, (config.hidden_size,), layer.input_norm, config.norm_eps)
         qkv = layer.qkv(normed, deltas).view(hidden.shape[0], -1, config.head_dim)

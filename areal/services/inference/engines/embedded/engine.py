@@ -95,7 +95,7 @@ class CommandQueue:
 
 
 def _between_steps(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concatenate[Engine, P], Future[T]]:
-    """Run the method in the engine's thread between two steps; any thread may call it, and gets the future."""
+    """Run the method in the engine's thread between two steps. Any thread may call it and gets a future."""
 
     @wraps(method)
     def call(engine: Engine, /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -118,7 +118,7 @@ _NEVER = 2**40
 
 @dataclass
 class Counters:
-    """Monotonic; written by the engine's thread only."""
+    """Totals since the start. Only the engine's thread writes them."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -146,8 +146,8 @@ class Stats:
 
 
 class Engine:
-    """Runs a model in its own thread, which also calls the callbacks: ``on_progress`` after each step, with True where
-    a sequence began or ended in it."""
+    """Runs a model in its own thread, which also calls ``on_progress`` after each step (True: a sequence began or ended
+    in it) and ``on_failure``."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Engine:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; sequences that have not ended are lost."""
+        """End the thread. Sequences that have not ended are lost."""
         if self._thread.is_alive():
             with contextlib.suppress(ArealError):  # it has ended already
                 self._close()
@@ -239,15 +239,15 @@ class Engine:
 
     def load_weights(self, folder: Path, version: int | None) -> object:
         """Swap the weights between two steps; later tokens carry ``version``. Blocks the caller. Returns the replaced
-        weights, since freeing them takes time that the engine's thread must not spend.
+        weights, because the engine's thread must not spend the time to free them.
 
-        Raises ArealError where the folder does not hold this whole model; the old weights and their version then stay.
+        Raises ArealError if the folder does not have this whole model; then the old weights and their version stay.
         """
         return self._install(self._runner.prepare(folder), version).result()
 
     def stage_weights(self, folder: Path, version: int, arrival: TransferProgress | None = None) -> None:
-        """Prepare weights for ``load_staged`` while generation continues, also while they still arrive. Blocks the
-        caller; raises ArealError as ``load_weights`` does."""
+        """Prepare weights for ``load_staged`` while generation continues, even while they arrive. Blocks the caller.
+        Raises ArealError as ``load_weights`` does."""
         self.drop_staged()
         self._staged = (version, self._runner.prepare(folder, arrival))
 
@@ -256,7 +256,7 @@ class Engine:
         self._staged = None
 
     def load_staged(self, version: int) -> object:
-        """Swap in the staged weights; see ``load_weights``. Raises Conflict where another version is staged."""
+        """Swap in the staged weights, like ``load_weights``. Raises Conflict if another version is staged."""
         staged, self._staged = self._staged, None
         if staged is None or staged[0] != version:
             has = "none" if staged is None else str(staged[0])
@@ -287,8 +287,8 @@ class Engine:
 
     @_between_steps
     def score(self, prompt: list[int], top: int, adapter: Adapter | None = None) -> Scores:
-        """Return the log-probability of each token of ``prompt`` but the first, and the ``top`` likeliest tokens there.
-        Raises Conflict while the memory is released."""
+        """Return the log-probability of each token of ``prompt`` except the first, and the ``top`` likeliest tokens
+        there. Raises Conflict while the memory is released."""
         if self.memory_released:
             raise Conflict("the engine's memory is released")
         logprobs: list[float] = []
@@ -309,9 +309,9 @@ class Engine:
 
     @_between_steps
     def release_memory(self) -> None:
-        """Free the memory of weights and cache; running sequences wait, and are computed again.
+        """Free the memory of weights and cache. Running sequences wait, and are computed again.
 
-        Raises ArealError, with nothing changed, where there is no room to offload the weights.
+        Raises ArealError, with nothing changed, if there is no room to offload the weights.
         """
         if not self.memory_released:
             self._runner.release()
@@ -362,8 +362,8 @@ class Engine:
             self._on_failure(error)
 
     def _gather(self) -> None:
-        """Wait up to ``_GATHER_S``, until no request arrives for a moment: one large prefill beats several small
-        ones."""
+        """Wait until no request arrives for a moment, at most ``_GATHER_S``: one large prefill costs less than several
+        small ones."""
         until = time.monotonic() + _GATHER_S
         while self._gathering and self._broken is None and time.monotonic() < until:
             time.sleep(_MOMENT_S)
@@ -455,8 +455,8 @@ class Engine:
         self._positions = torch.tensor([sequence.cached for sequence in batch.sequences], device=tokens.device)
 
     def _narrow(self, sequences: tuple[TokenSequence, ...]) -> bool:
-        """Derive the batch from the present one where only sequences were removed, which is the usual change; whether
-        that was possible."""
+        """Derive the batch from the present one if sequences were only removed, which is the usual change. Returns
+        whether it was derived."""
         if self._batch is None or self._adapters:
             return False
         place = {id(sequence): number for number, sequence in enumerate(self._batch.sequences)}
@@ -470,7 +470,7 @@ class Engine:
         return True
 
     def _append(self, sequences: list[TokenSequence] | tuple[TokenSequence, ...], sampled: Sampled) -> bool:
-        """Append a token to each sequence; whether one of them ended."""
+        """Append a token to each sequence. Returns whether one of them ended."""
         version, top = self.version, sampled.top
         stopped: list[TokenSequence] = []
         full: list[TokenSequence] = []

@@ -65,7 +65,7 @@ class Matcher:
 
 
 class Grammars:
-    """Compiles grammars for one model. Raises ArealError with the reason where that is impossible."""
+    """Compiles grammars for one model. Raises ArealError with the reason if that is impossible."""
 
     def __init__(self, tokenizer_folder: Path, vocab_size: int, end_tokens: Iterable[int]) -> None:
         try:
@@ -115,7 +115,7 @@ class Grammars:
         return ""
 
     def _grammar(self, kind: str, response_format: Mapping[str, Any]) -> str:
-        """Raise UsageFault, ValueError."""
+        """Return the grammar in llguidance's format. Raises UsageFault, ValueError."""
         library = self._library.LLMatcher
         if kind in ("json_object", "json_schema"):
             schema = _OBJECT if kind == "json_object" else (response_format.get("json_schema") or {}).get("schema")

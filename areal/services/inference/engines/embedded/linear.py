@@ -41,8 +41,8 @@ _WORTH_A_CALL = 2**22
 
 @dataclass(frozen=True)
 class MatrixForms:
-    """A weight in the forms that its matrix keeps; None for others. ``borrowed``: the plain one is memory that other
-    processes compute with, and must not be written."""
+    """A weight in the memory layouts that its matrix keeps; None for the others. ``borrowed``: other processes compute
+    with the plain one's memory, so it must not be written."""
 
     plain: Tensor | None = None
     blocked: Tensor | None = None
@@ -68,7 +68,7 @@ class Matrix:
 
     @torch.inference_mode()
     def assign(self, weight: Tensor) -> None:
-        """Copy the weight's values, in place where the plain form is not borrowed."""
+        """Copy the weight's values; in place, unless the plain form is borrowed."""
         plain = None if self._held.borrowed else self._held.plain
         if self._keeps_plain:
             if plain is None:
@@ -78,7 +78,7 @@ class Matrix:
 
     @torch.inference_mode()
     def forms(self, weight: Tensor, *, borrowed: bool = False) -> MatrixForms:
-        """Return the weight's forms for ``adopt``, beside those in use; for any thread. ``borrowed``: the weight is
+        """Return the weight's forms for ``adopt``, besides those in use; in any thread. ``borrowed``: the weight is
         contiguous and does not change, so it need not be copied."""
         borrowed = borrowed and self._keeps_plain and weight.dtype == self._dtype and weight.device == self._device
         plain = weight if borrowed else None
@@ -90,7 +90,7 @@ class Matrix:
         return _block(weight.to(self._dtype).contiguous()) if self.reorders else None
 
     def adopt(self, new: MatrixForms) -> MatrixForms:
-        """Use these forms from now on; returns the replaced ones."""
+        """Use these forms from now on. Returns the replaced ones."""
         old, self._held = self._held, new
         return old
 
@@ -105,7 +105,7 @@ class Matrix:
         self._held = MatrixForms()
 
     def project(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        """rows @ weight.T + bias"""
+        """Return rows @ weight.T + bias."""
         held = self._held
         if rows.shape[0] >= self._onednn_from:
             weight = held.plain if held.blocked is None else held.blocked
@@ -114,7 +114,7 @@ class Matrix:
         return F.linear(rows, held.plain, bias)
 
     def project_onto(self, residual: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        """residual + rows @ weight.T + bias; ``residual`` may be overwritten."""
+        """Return residual + rows @ weight.T + bias; may overwrite ``residual``."""
         held = self._held
         if rows.shape[0] >= self._onednn_from:
             weight = held.plain if held.blocked is None else held.blocked
@@ -162,11 +162,6 @@ def _block(weight: Tensor) -> Tensor:
     return _ops._reorder_linear_weight(weight, 1)
 
 
-# LoRA (arXiv:2106.09685) in PEFT's format, fused as the decoder's buffers are. A projection with an adapter computes x
-# W' + s (x A') B'. Where several projections share a buffer (q, k and v; gate and up), their A are stacked and their B
-# are blocks of a zero matrix, so that a buffer needs two products. Sequences with different adapters or none share a
-# batch: each adapter's delta is added to its own rows.
-
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 # Options that change how an adapter is computed, with the only value that is supported.
 _PLAIN: dict[str, object] = {
@@ -183,7 +178,8 @@ _serials = itertools.count(1)
 
 @dataclass(frozen=True)
 class LowRankDelta:
-    """One buffer's delta: rows [n, in] to [n, out] by ``(rows @ down.T) @ up.T``; ``up`` holds the scale."""
+    """What an adapter adds to one buffer's output: rows [n, in] to [n, out] by ``(rows @ down.T) @ up.T``, scale
+    included."""
 
     down: Tensor
     up: Tensor
@@ -191,7 +187,13 @@ class LowRankDelta:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """``lows`` by the name of the decoder's buffer. ``serial`` distinguishes adapters that had the same name."""
+    """A LoRA adapter (arXiv:2106.09685): its deltas by the name of the decoder's buffer. ``serial`` distinguishes
+    adapters of one name.
+
+    An adapted projection computes x W' + s (x A') B'. If several projections share a buffer (q, k and v; gate and up),
+    their A are stacked and their B are blocks of a zero matrix, so that a buffer needs two products. Sequences with
+    different adapters or none share a batch: each delta is added to its own rows.
+    """
 
     name: str
     lows: Mapping[str, LowRankDelta]
@@ -213,7 +215,7 @@ class Deltas:
 
 
 def deltas_of(adapters: Sequence[Adapter | None], each: int, device: torch.device) -> Deltas | None:
-    """Return the deltas of a batch of sequences with ``each`` rows a sequence; None when no sequence has an adapter."""
+    """Return the deltas of a batch with ``each`` rows per sequence; None if no sequence has an adapter."""
     members: dict[Adapter, list[int]] = {}
     for place, adapter in enumerate(adapters):
         if adapter is not None:
@@ -224,7 +226,8 @@ def deltas_of(adapters: Sequence[Adapter | None], each: int, device: torch.devic
 
 
 def read_adapter(name: str, folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Adapter:
-    """Read a LoRA adapter. Raises ArealError for a folder that is not a plain LoRA adapter of this model."""
+    """Read a LoRA adapter in PEFT's format. Raises ArealError if the folder is not a plain LoRA adapter of this
+    model."""
     scale = _scale(folder)
     projections = (piece for piece in buffer_slices(config) if piece.source.endswith("_proj.weight"))
     pieces = {piece.source.removesuffix(".weight"): piece for piece in projections}
@@ -273,7 +276,7 @@ def _scale(folder: Path) -> float:
 def _fused(
     group: list[tuple[BufferSlice, Tensor, Tensor]], shape: tuple[int, ...], scale: float, head_dim: int
 ) -> tuple[Tensor, Tensor]:
-    """Return A and B of a buffer, from those of its projections."""
+    """Return A and B of a buffer from those of its projections."""
     whole = torch.zeros(shape[0], sum(down.shape[0] for _, down, _ in group))
     column = 0
     for piece, down, up in group:

@@ -51,7 +51,8 @@ def adapter_folders(lora: Iterable[str]) -> dict[str, Path]:
 
 
 def _default_threads() -> int:
-    """Return half of the cores, since other engines may share the machine, and no more than memory bandwidth feeds."""
+    """Return half of the cores, because other engines may share the machine, and no more than the memory bandwidth can
+    use."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdigit() and int(given) > 0 else max(1, min(16, len(os.sched_getaffinity(0)) // 2))
 
@@ -64,8 +65,8 @@ _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of free memory, for the KV cache
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """``adapters`` by name; where ``grammars`` or ``images`` is None, ``no_grammars`` and ``no_images`` are the
-    reasons."""
+    """A loaded model. ``adapters``: by name. If ``grammars`` or ``images`` is None, ``no_grammars`` or ``no_images`` is
+    the reason."""
 
     engine: Engine
     end_tokens: frozenset[int]
@@ -79,7 +80,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A complete model folder. ``config`` is None where only transformers knows the architecture."""
+    """A complete model folder. ``config`` is None if only transformers supports the architecture."""
 
     path: Path
     raw: dict[str, Any]
@@ -215,7 +216,7 @@ def _prefers_float32(dtype: str, folder: Path) -> bool:
 def _limits(
     config: EmbeddedEngineConfig, model_positions: int, position_bytes: int, device: torch.device
 ) -> SchedulerLimits:
-    """Return the limits by configuration and free memory. The KV cache is at most what all rows at full length need."""
+    """Return the limits by configuration and free memory. The KV cache is at most what all rows need at full length."""
     from areal.services.inference.engines.embedded.runner import free_bytes
 
     wanted = config.max_model_len or model_positions

@@ -34,12 +34,12 @@ _ROPE_TYPES = ("default", "linear", "llama3")
 
 
 class UnsupportedArchitecture(Exception):
-    """The own decoder does not support this architecture; the text names the part."""
+    """areal's own decoder does not support this architecture; the message names the missing part."""
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding: its base, and the type of its scaling with the parameters of that type."""
+    """The rotary embedding: its base, and the type of its scaling with the parameters of that type."""
 
     theta: float
     type: str = "default"
@@ -69,7 +69,7 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """Return the mapping in ``folder/config.json``. Raises ArealError where that is missing or not a JSON object."""
+    """Return the content of ``folder/config.json``. Raises ArealError if it is missing or not a JSON object."""
     if not folder.is_dir():
         raise ArealError(f"model folder {folder} does not exist", hint="give the folder that holds config.json")
     path = folder / "config.json"
@@ -85,8 +85,8 @@ def read_config(folder: Path) -> dict[str, object]:
 
 
 def parse(raw: Mapping[str, Any]) -> ModelConfig:
-    """Return the decoder's shape. Raises UnsupportedArchitecture for a model that only transformers can run, ArealError
-    for a missing field."""
+    """Return the decoder's shape. Raises UnsupportedArchitecture for a model that only transformers can run, and
+    ArealError for a missing field."""
     model_type = raw.get("model_type")
     if model_type not in _QKV_BIAS:
         raise UnsupportedArchitecture(f"model_type {model_type!r}")
@@ -136,8 +136,8 @@ def _rope(raw: Mapping[str, Any]) -> Rope:
 
 
 def end_tokens(folder: Path, config: Mapping[str, object]) -> frozenset[int]:
-    """Ids of the end tokens in config.json, generation_config.json and the tokenizer's files, as far as they exist:
-    instruction models often name the end of a turn in one file and the end of text in another."""
+    """Return the ids of all end tokens in config.json, generation_config.json and the tokenizer's files: instruction
+    models often name the end of a turn in one file and the end of the text in another."""
     found = _ids(config.get("eos_token_id")) | _ids(_read(folder / "generation_config.json").get("eos_token_id"))
     text = _read(folder / "tokenizer_config.json").get("eos_token")
     if isinstance(text, dict):  # an AddedToken, written out
@@ -168,7 +168,7 @@ _WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2,
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """``dtype`` is the safetensors name (F32, BF16, ...), ``size`` the tensor's bytes."""
+    """A tensor of a safetensors file. ``dtype``: the format's name (F32, BF16, ...). ``size``: bytes."""
 
     file: Path
     shape: tuple[int, ...]
@@ -178,8 +178,8 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class TensorReader:
-    """``read`` returns a tensor by name, mapped from its file without a copy. ``leases``: of files in memory, which
-    no writer starts before they end."""
+    """Reads tensors by name, mapped from their file without a copy. ``leases``: on files in memory, which keep a writer
+    from changing them. ``in_memory``: all files are in memory."""
 
     read: Callable[[str], Tensor]
     leases: tuple[MemoryLease, ...]
@@ -202,8 +202,8 @@ class WeightFiles:
 
     @contextmanager
     def reader(self, maps: MappedWeights | None = None) -> Iterator[TensorReader]:
-        """Map files in memory by ``maps``; their leases outlast the block unless it fails. Raises ArealError for a
-        file that is being written."""
+        """Open the files for reading; ``maps`` maps those in memory. Their leases outlive the block unless it fails.
+        Raises ArealError for a file that is being written."""
         from safetensors import safe_open
 
         with ExitStack() as stack, ExitStack() as failing:
@@ -223,8 +223,8 @@ class WeightFiles:
 
 
 def open_checkpoint(folder: Path) -> WeightFiles:
-    """Read the headers in ``folder``, which may be a file. Raises ArealError naming a file that is missing, truncated
-    or not safetensors."""
+    """Read the headers of all files in ``folder``, which may be a file. Raises ArealError naming a file that is
+    missing, truncated or not safetensors."""
     from safetensors import SafetensorError, safe_open
 
     entries: dict[str, TensorEntry] = {}
@@ -267,22 +267,22 @@ _MOST_MAPPED = 2  # files: a trainer alternates between two
 
 
 class MappedWeights:
-    """Mappings of weights in a trainer's memory, for one thread at a time.
+    """Mappings of weights in a trainer's memory, used by one thread at a time.
 
-    A file is mapped once: mapping it again would cost twice as much as copying it, in page faults. A mapping is kept
-    until ``forget`` or until others replace it; it keeps the memory alive, also when the trainer is gone.
+    A file is mapped once, because the page faults of a new mapping cost twice as much as a copy. A mapping is kept
+    until ``forget``, or until others replace it. It keeps the memory alive, even if the trainer is gone.
 
-    The engine computes with mapped memory where matrices need no reordering. So each file is opened with a lease, which
-    its reader ends after the last use; until then no one writes to the file. Mappings are read-only, so that a write by
-    mistake is a SIGSEGV, and does not change what other engines serve.
+    If matrices need no reordering, the engine computes with mapped memory. Each file is therefore opened with a lease,
+    which its reader ends after the last use; until then no one writes to the file. Mappings are read-only, so that a
+    write by mistake is a SIGSEGV, and does not change what other engines serve.
     """
 
     def __init__(self) -> None:
         self._held: OrderedDict[tuple[int, int, bytes], dict[str, Tensor]] = OrderedDict()
 
     def open(self, file: Path) -> tuple[Mapping[str, Tensor], MemoryLease] | None:
-        """Tensors by name, and the lease; None where ``file`` is on a disk, where inode numbers are reused. Raises
-        ArealError while it is written."""
+        """Return the tensors by name, and the lease. None for a file on a disk, where inode numbers are reused. Raises
+        ArealError while the file is written."""
         from areal.services.weight_transfer.memory import MemoryLease, header_of, is_memory_file, views
 
         if not is_memory_file(file):
@@ -318,12 +318,6 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(low.isfinite()) and bool(high.isfinite())
 
 
-# The decoder fuses q, k and v into one matrix, gate and up into another, and stores each rotary pair (i, i + D/2) of a
-# head as neighbors (2i, 2i + 1), so that a rotation is one complex product. Scores are unchanged, since q and k are
-# permuted alike. Only this layout knows the tensor names of a checkpoint. The first load and every swap of weights
-# follow it, and check it against the headers first.
-
-
 class Form(Enum):
     PLAIN = auto()
     ROTARY = auto()  # rows are heads of rotary pairs, to be interleaved
@@ -343,7 +337,7 @@ class BufferSlice:
 
 
 def buffer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every buffer of the decoder; a tied head has none of its own."""
+    """Return the shape of every buffer of the decoder by name. A tied head has no buffer."""
     shapes: dict[str, tuple[int, ...]] = {}
     for piece in buffer_slices(config):
         rows = piece.stop if piece.target not in shapes else max(piece.stop, shapes[piece.target][0])
@@ -352,7 +346,12 @@ def buffer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def buffer_slices(config: ModelConfig) -> tuple[BufferSlice, ...]:
-    """Return every tensor that the decoder needs, with its shape."""
+    """Return every tensor that the decoder needs, with its shape and its place in a buffer.
+
+    The decoder fuses q, k and v into one matrix, gate and up into another, and stores each rotary pair (i, i + D/2) of
+    a head as neighbors (2i, 2i + 1), so that a rotation is one complex product. Scores are unchanged, because q and k
+    are permuted alike. No other code knows the tensor names of a checkpoint.
+    """
     pieces: list[BufferSlice] = []
 
     def add(target: str, *sources: tuple[str, int], inner: int | None, form: Form = Form.PLAIN) -> None:
@@ -394,9 +393,9 @@ def buffer_slices(config: ModelConfig) -> tuple[BufferSlice, ...]:
 
 
 def check(pieces: Sequence[BufferSlice], checkpoint: WeightFiles, *, tied: bool) -> None:
-    """Raise ArealError unless the checkpoint holds exactly the layout's tensors, in their shapes.
+    """Raise ArealError unless the checkpoint has exactly the layout's tensors, in their shapes.
 
-    Additional tensors are refused, too: they mean another model, of which a part would load silently.
+    Additional tensors are refused too, because they belong to another model, of which a part would be loaded silently.
     """
     shapes = {name: entry.shape for name, entry in checkpoint.entries.items()}
     missing = [piece.source for piece in pieces if piece.source not in shapes]

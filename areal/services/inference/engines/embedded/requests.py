@@ -1,10 +1,10 @@
 """Requests to generate: their fields and answers.
 
-With ``stream``, POST /generate answers NDJSON, a line for each sequence with new tokens, at least ``stream_interval``
-of them; else one object with all ``choices``, and the seconds since the first token (``after_first_s``). The last token
-of a sequence that stopped is the end token, with its logprob and version, and repeated in ``stop_token_id``: trainers
-need it, texts do not. Where the engine ends before its sequences do, the answer is an error, never a short text: status
-503, or in a stream a line with the error object.
+With ``stream``, POST /generate answers with NDJSON: one line for each sequence with new tokens, of which a running
+sequence has at least ``stream_interval``. Otherwise it answers with one object with all ``choices``, and the seconds
+since the first token (``after_first_s``). The last token of a sequence that stopped is the end token, with its logprob
+and version, because trainers need it; ``stop_token_id`` repeats it for callers that remove it from the text. If the
+engine ends before its sequences, the answer is an error, never a short text: status 503, or a line with the error.
 """
 
 from __future__ import annotations
@@ -34,11 +34,6 @@ from areal.wire.sampling import SamplingParams, parse_sampling
 if TYPE_CHECKING:
     from areal.dataset.vision import Pixels
 
-# From the engine's thread to the event loop. A step may append a token to each of many sequences every millisecond;
-# waking the loop and the clients each time would cost more than the step. So the loop is woken at once when a sequence
-# began or ended, and otherwise at most every ``FLUSH_S``, with several tokens per line; after slower steps, each time.
-# Without open streams the loop is not woken until a sequence ends.
-
 # Both are longer than a data proxy's window, which then delays nothing.
 FLUSH_S = 0.05  # a reader sees no pause; as with the other engines (``Pace``)
 _BATCH_FLUSH_S = 0.025  # of streams with a ``stream_interval``, which the text may end: later tokens are in vain
@@ -58,12 +53,11 @@ class Delta:
 
 
 class Stream:
-    """One request's sequences and how much of each was sent. Used by the event loop; for whole ones, ``is_due``
-    also by the engine's thread.
+    """One request's sequences, and how much of each was sent. The event loop uses it; for whole answers the engine's
+    thread also calls ``is_due``.
 
-    ``whole``: the consumer wants everything at the end. ``interval``: new tokens for which a running sequence waits.
-    ``flush_s``: the seconds between its deltas.
-    ``first_at``: ``time.monotonic`` at the first token.
+    ``whole``: the consumer wants everything at the end. ``interval``: the number of new tokens that a running sequence
+    collects. ``flush_s``: the seconds between two deltas. ``first_at``: ``time.monotonic`` at the first token.
     """
 
     def __init__(self, sequences: list[TokenSequence], *, whole: bool, interval: int = 1) -> None:
@@ -102,7 +96,7 @@ class Stream:
         self._news.set()
 
     async def next(self) -> list[Delta]:
-        """Wait to be woken; returns the deltas since the last call."""
+        """Wait to be woken. Returns the deltas since the last call."""
         self.settled.set()
         await self._news.wait()
         self._news.clear()
@@ -128,7 +122,13 @@ class Stream:
 
 
 class Streams:
-    """All open streams. ``progress`` is for any thread, everything else for the event loop."""
+    """All open streams, which connect the engine's thread with the event loop. Any thread may call ``progress``;
+    everything else is for the event loop.
+
+    A step may append a token to each of many sequences every millisecond, and waking the loop and the clients each time
+    would cost more than the step. The loop is woken at once when a sequence began or ended, otherwise at most every
+    ``flush_s`` of a stream. Without open streams it is not woken until a sequence ends.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -159,7 +159,7 @@ class Streams:
             self._loop.call_soon_threadsafe(self._arm)
 
     def _arm(self) -> None:
-        """Start the flush timer. Without streams to read there is none, but the flag stays set, so that no step wakes
+        """Start the flush timer. Without a stream to flush there is none, but the flag stays set, so that no step wakes
         the loop."""
         read = [stream.flush_s for stream in self._open if not stream.whole]
         if self._timer is not None or not read:
@@ -249,7 +249,7 @@ async def read_grammar(
 
 
 async def read_images(raw: Sequence[str], prompts: Sequence[Sequence[int]], loaded: LoadedModel) -> Pixels | None:
-    """Return the images of ``image_data`` (in base64) that the placeholders of the one prompt stand for. Raises 400."""
+    """Return the images of ``image_data`` (base64), which the placeholders of the only prompt stand for. Raises 400."""
     if not raw:
         return None
     name = "image_data"
@@ -277,8 +277,8 @@ def make_sequences(
     seeds: Sequence[int] | None = None,
     pixels: Pixels | None = None,
 ) -> list[TokenSequence]:
-    """Return the request's n choices of each prompt. Their random numbers are those that they would have with this
-    prompt alone. ``seeds``: one for each prompt, instead of the sampling parameters' one."""
+    """Return the request's n choices of each prompt. Their random numbers are the same as if each prompt were alone.
+    ``seeds``: one for each prompt, in place of the sampling parameters' one."""
     longest, most = loaded.engine.limits.max_length, sampling.max_new_tokens
     stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else loaded.end_tokens)
     sequences: list[TokenSequence] = []
@@ -335,7 +335,8 @@ def _line(data: Delta | dict[str, object]) -> bytes:
 
 
 def _failure(deltas: Iterable[Delta], stream: Stream) -> ApiError | None:
-    """Return the error of an answer that did not end well. Another worker would come to the same dead end."""
+    """Return the error of an answer that ended early. A dead end is not retryable: another worker would reach it
+    too."""
     ended = {delta.finish_reason for delta in deltas}
     if Finish.LOST in ended:
         return ApiError(503, "the engine stopped before the answer was complete", code="engine_stopped")

@@ -1,7 +1,7 @@
 """The contract between the engine and a model runner, helpers for memory, and the runner of areal's own decoder.
 
-Rows of a KV cache are numbered from 0. The engine's thread calls all methods in or between steps, but ``prepare`` and
-``read_adapter``, which may run beside a step in other threads.
+Rows of a KV cache are numbered from 0. The engine's thread calls all methods in or between steps, except ``prepare``
+and ``read_adapter``, which other threads may run during a step.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _ROOM = 1.5  # times the new weights' size that must be free to stage them
 
 @dataclass(frozen=True)
 class PartImages:
-    """The images of a prompt of which a part is computed. ``used``: how many placeholders are in earlier parts."""
+    """The images of a prompt that is computed in parts. ``used``: the number of placeholders in earlier parts."""
 
     pixels: Pixels
     used: int
 
     def after(self, tokens: Sequence[int]) -> PartImages:
-        """Return the images once the part ``tokens`` is computed."""
+        """Return the images for the part after ``tokens``."""
         return replace(self, used=self.used + tokens.count(self.pixels.token_id))
 
 
@@ -69,10 +69,10 @@ class ModelRunner(Protocol):
     description: str  # architecture, size, dtype, device
 
     def position_bytes(self) -> int:
-        """KV memory of one position of one sequence."""
+        """Return the KV memory of one position of one sequence, in bytes."""
 
     def reserve(self, rows: int, width: int) -> None:
-        """Make room for ``rows`` rows of ``width`` positions, keeping what is cached."""
+        """Make room for ``rows`` rows of ``width`` positions, and keep what is cached."""
 
     def prefill(
         self,
@@ -82,54 +82,51 @@ class ModelRunner(Protocol):
         adapters: Adapters = (),
         images: Sequence[PartImages | None] = (),
     ) -> Tensor:
-        """Compute ``tokens[i]`` from position ``starts[i]`` of row ``first_row + i``, on top of what the row caches.
+        """Compute ``tokens[i]`` from position ``starts[i]`` of row ``first_row + i``, after what the row caches.
 
-        Logits [len(tokens), vocab] float32 after the last token of each. ``adapters`` and ``images`` have one for each
-        sequence, or are empty when none has one.
+        Returns logits [len(tokens), vocab] float32 after the last token of each. ``adapters`` and ``images`` have one
+        entry for each sequence, or are empty if none has one.
         """
 
     def score(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Iterator[Tensor]:
-        """Logits [part, vocab] float32 after each of ``tokens``, part by part. Uses no row."""
+        """Yield logits [part, vocab] float32 after each of ``tokens``, part by part. Uses no row."""
 
     def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[RowSpan], adapters: Adapters = ()) -> Tensor:
-        """Compute one token for rows 0..n-1 with cached lengths ``positions`` [n]; ``spans`` partition the rows, by
-        their lengths including it.
-
-        Logits [n, vocab] float32.
-        """
+        """Compute one token for rows 0..n-1 with cached lengths ``positions`` [n]. ``spans`` divide the rows by their
+        lengths including that token. Returns logits [n, vocab] float32."""
 
     def copy(self, copy: Copy) -> None:
-        """Move, keep, restore or drop cached positions, as the scheduler's values say."""
+        """Move, keep, restore or drop cached positions, as the scheduler decided."""
 
     def prepare(self, folder: Path, arrival: TransferProgress | None = None) -> Callable[[], object]:
-        """Check that ``folder``, or one file, holds all of this model's weights with finite values, and stage them
-        beside those in use if there is room. Raises ArealError, and then nothing has changed.
+        """Check that ``folder``, or one file, has all weights of this model with finite values, and stage them besides
+        those in use if there is room. Raises ArealError, and then nothing has changed.
 
-        ``arrival``: the progress of weights that still arrive. The returned function installs them, while ``folder``
-        still holds them, and returns the replaced ones: freeing those takes time.
+        ``arrival``: the progress of weights that are still arriving. The returned function installs them, while
+        ``folder`` still has them, and returns the replaced ones, because freeing those takes time.
         """
 
     def forget(self) -> None:
         """Release the sources that ``prepare`` mapped. Not concurrently with it."""
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
-        """Read an adapter, in any thread. Raises ArealError where the folder is no adapter of this model, or the runner
-        serves none."""
+        """Read an adapter, in any thread. Raises ArealError if the folder is no adapter of this model, or the runner
+        supports none."""
 
     def release(self) -> None:
-        """Offload the weights and free the cache; all rows are lost. Raises ArealError, with nothing changed, where
-        there is no room for the weights."""
+        """Offload the weights and free the cache; all rows are lost. Raises ArealError, with nothing changed, if there
+        is no room for the weights."""
 
     def restore(self) -> None:
         """Bring offloaded weights back."""
 
 
 class WeightOffload:
-    """Released weights, which ``tensors`` returns on the CPU. A CPU's weights go to an unnamed file, which no crash
-    leaves behind, a CUDA device's to the CPU's memory."""
+    """Released weights. Those of a CPU are in an unnamed file, which a crash does not leave behind; those of a CUDA
+    device are in the CPU's memory. ``tensors`` returns them on the CPU."""
 
     def __init__(self, weights: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
-        """Raise ArealError if there is no room for them."""
+        """Offload ``weights``. Raises ArealError if there is no room."""
         self._file: IO[bytes] | None = None
         if device.type == "cpu":
             self._file = tempfile.TemporaryFile(prefix="areal-weights-")  # noqa: SIM115 (open until it is read back)
@@ -172,7 +169,7 @@ class WeightOffload:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of the device; on a CPU, of this machine within the control group's limit."""
+    """Return the free memory of the device in bytes; of a CPU, that of the machine within the control group's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -200,8 +197,8 @@ def position_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 class DecoderRunner:
     """Runs ``LlamaDecoder``: padding, masks, and weights from a model folder.
 
-    Of weights in a trainer's memory it copies only those that it keeps in another layout. It computes with the rest in
-    place, on lease until the next weights replace them.
+    Of weights in a trainer's memory it copies only those that it keeps in another memory layout. With the rest it
+    computes in place, under a lease, until the next weights replace them.
     """
 
     keeps_prefixes = True
@@ -277,7 +274,8 @@ class DecoderRunner:
         *,
         every: bool = False,
     ) -> Tensor:
-        """``every``: logits after each token of the one sequence; otherwise after the last token of each."""
+        """Compute a batch. With ``every``, return logits after each token of the only sequence, else after the last of
+        each."""
         lengths = [len(each) for each in tokens]
         time = max(lengths)
         padded = torch.tensor([[*each, *[0] * (time - len(each))] for each in tokens], device=self.device)
@@ -319,7 +317,7 @@ class DecoderRunner:
         return mask.masked_fill_(hidden, float("-inf"))
 
     def load(self, folder: Path, progress: Progress = lambda done, total: None) -> None:
-        """Load the first weights, reporting the progress in bytes."""
+        """Load the first weights. ``progress`` gets the bytes that are done, and all bytes."""
         self._copy(self._open(folder), progress)
 
     def _open(self, folder: Path) -> WeightFiles:
@@ -370,7 +368,8 @@ class DecoderRunner:
     def _stage(
         self, read: Callable[[str], Tensor], in_memory: bool, arrival: TransferProgress | None
     ) -> dict[str, Tensor | MatrixForms]:
-        """Return the weights in the decoder's forms, beside those in use; staged in their order of arrival."""
+        """Return the weights in the decoder's forms, besides those in use. They are staged in their order of
+        arrival."""
         groups = list(self._pieces.items())
         if arrival is not None:
             ends = arrival.ends
@@ -382,7 +381,7 @@ class DecoderRunner:
         return new
 
     def _end_lease(self) -> None:
-        """End the lease of borrowed weights that are not in use any more."""
+        """End the lease of borrowed weights that are no longer in use."""
         if self._source is not None:
             self._source.end()
             self._source = None
@@ -423,8 +422,8 @@ class DecoderRunner:
         source.end()
 
     def _assemble(self, pieces: list[BufferSlice], read: Callable[[str], Tensor]) -> tuple[Tensor, bool]:
-        """Return the buffer that ``pieces`` make up, and whether it is a copy: plain pieces that are adjacent in memory
-        need none. Rotary pairs are interleaved."""
+        """Return the buffer that consists of ``pieces``, and whether it is a copy: plain pieces that are adjacent in
+        memory need none. Rotary pairs are interleaved."""
         tensors = [read(piece.source) for piece in pieces]
         if len(tensors) == 1 and pieces[0].form is Form.PLAIN:
             return tensors[0], False

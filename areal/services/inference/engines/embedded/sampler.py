@@ -25,11 +25,11 @@ from areal.services.inference.engines.embedded.grammar import keep_allowed
 from areal.services.inference.engines.embedded.scheduler import TokenSequence, TopLogprobs
 from areal.wire.sampling import SamplingParams
 
-# Only rows with penalties are computed. Counts are stored on the sequence (``counts``, ``seen``: [vocab] views of rows
-# of the batch's tensors), so that its next batch continues from them.
-
 
 class Penalties:
+    """Penalties and biases of a batch. Only rows with penalties are computed. Counts are views of the batch's tensors,
+    stored on the sequence (``counts``, ``seen``: [vocab]), so that its next batch continues from them."""
+
     def __init__(self, sequences: Sequence[TokenSequence], vocab_size: int, device: torch.device) -> None:
         biases = [
             (row, token, bias)
@@ -113,7 +113,7 @@ class _EarlyStops:
 
 
 def _pairs(pairs: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, ...]:
-    """Rows and tokens to index logits with."""
+    """Return rows and tokens as indices of logits."""
     return torch.tensor(pairs, dtype=torch.int64, device=device).view(-1, 2).unbind(1)
 
 
@@ -136,19 +136,18 @@ def _column(values: list[float], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
 
 
-# Top-k, top-p (arXiv:1904.09751) and min-p (arXiv:2407.01082). Each filter keeps the most likely tokens, so together
-# they keep all logits from some threshold on. It is found among a row's few largest logits if these suffice: sorting a
-# vocabulary costs more than the rest of a step.
-
 _OUT = float("-inf")
 _WIDTHS = (128, 2048)  # how many of the largest logits are tried before all
 
 
 def keep_only(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """``logits`` [n, vocab], -inf where row i's ``params[i]`` drop a token: top-k first, then top-p, then min-p.
+    """Return ``logits`` [n, vocab] with -inf at the tokens that row i's ``params[i]`` drop: by top-k, then top-p
+    (arXiv:1904.09751), then min-p (arXiv:2407.01082).
 
-    Each filter sees the renormalized rest of the one before. The most likely token always stays, and so do tokens equal
-    to the last one that stays.
+    Each filter sees the renormalized rest of the one before, and keeps the most likely tokens, so together they keep
+    all logits from some threshold on. It is searched among a row's few largest logits first, because sorting a
+    vocabulary costs more than the rest of a step. The most likely token always stays, and so do tokens as likely as the
+    last that stays.
     """
     vocab, device = logits.shape[1], logits.device
     floors = torch.full((len(params), 1), _OUT, device=device)
@@ -167,7 +166,8 @@ def keep_only(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _floors(logits: Tensor, limits: Tensor, nuclei: Tensor, width: int) -> tuple[Tensor, bool]:
-    """Return the least logit [n, 1] that top-k and top-p keep, and whether the ``width`` largest suffice to tell."""
+    """Return the lowest logit [n, 1] that top-k and top-p keep, and whether the ``width`` largest logits suffice to
+    find it."""
     vocab = logits.shape[1]
     ordered = logits.topk(width, dim=-1).values
     in_top = torch.arange(width, device=logits.device) < limits
@@ -190,7 +190,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Sampled:
-    """Per row: the token [n] int64, its logprob [n] float32, and the alternatives where some row asks for them."""
+    """Per row: the token [n] int64, its logprob [n] float32, and the most likely tokens if some row requests them."""
 
     tokens: Tensor
     logprobs: Tensor
@@ -198,7 +198,7 @@ class Sampled:
 
 
 class SamplerBatch:
-    """Samples for ``sequences``, in the order of the rows of the logits."""
+    """Samples a token for each of ``sequences``, which are in the order of the logits' rows."""
 
     def __init__(self, sequences: Sequence[TokenSequence], vocab_size: int, device: torch.device) -> None:
         params = [sequence.sampling for sequence in sequences]
@@ -228,7 +228,7 @@ class SamplerBatch:
         )
 
     def of_rows(self, rows: Sequence[int]) -> SamplerBatch | None:
-        """Return the batch of these rows, in this order; None if it must be built anew."""
+        """Return the batch of these rows, in this order; None if it must be built again."""
         if not self._is_simple:
             return None
         batch = copy(self)
@@ -247,7 +247,7 @@ class SamplerBatch:
 
     @torch.inference_mode()
     def sample(self, logits: Tensor) -> Sampled:
-        """``logits`` [n, vocab] float32, not changed."""
+        """Sample from ``logits`` [n, vocab] float32, which are not changed."""
         logprobs = torch.log_softmax(logits * self._inverse_temperatures if self._tempered else logits, dim=-1)
         shaped = logits if self._penalties is None else self._penalties.apply(logits)
         if self._matchers:
@@ -302,7 +302,7 @@ def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def mix(value: int) -> int:
-    """``_mix`` of the number's lower 64 bits, without an array: a request of n choices takes n of them."""
+    """Return ``_mix`` of the number's lower 64 bits, without an array: a request of n choices takes n of them."""
     value &= _LOWER
     value = (value ^ value >> 30) * _FACTORS[0] & _LOWER
     value = (value ^ value >> 27) * _FACTORS[1] & _LOWER

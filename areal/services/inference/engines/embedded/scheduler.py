@@ -83,7 +83,7 @@ class TokenSequence:
         return len(self.prompt) + len(self.output)
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """Positions ``start:stop`` of prompt and output together."""
+        """Return positions ``start:stop`` of prompt and output together."""
         count = len(self.prompt)
         if stop <= count:
             return self.prompt[start:stop]
@@ -202,8 +202,7 @@ class Prefill:
 
     @cached_property
     def completed(self) -> tuple[tuple[TokenSequence, int], ...]:
-        """The sequences that are completely computed after the step, by row, with the index of the chunk of their
-        logits."""
+        """The sequences that are complete after the step, by row, with the index of the chunk that has their logits."""
         own = [(chunk.sequence, place) for place, chunk in enumerate(self.chunks) if chunk.completes]
         return (*own, *((copy.sequence, copy.chunk) for copy in self.copies))
 
@@ -220,7 +219,7 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Decode:
-    """One token more for each of ``sequences``, which hold rows 0, 1, ...; ``moves`` come before."""
+    """One more token for each of ``sequences``, which hold rows 0, 1, .... ``moves`` are executed first."""
 
     sequences: tuple[TokenSequence, ...]
     rows: int  # the rectangle that the step needs, a partial prefill's row included
@@ -230,8 +229,8 @@ class Decode:
 
 class PrefixCache:
     """The index of prefixes whose keys and values the runner holds under the same number. ``find`` returns the entry
-    with the longest common prefix of one kind. An entry is dropped when a longer one contains it, else least recently
-    used first, when their tokens together would exceed the capacity."""
+    with the longest common prefix of one kind. An entry is dropped when a longer one contains it. When the entries
+    exceed the capacity, the least recently used is dropped."""
 
     def __init__(self, capacity: int, shortest: int) -> None:
         self.capacity = capacity  # tokens of all entries
@@ -247,7 +246,8 @@ class PrefixCache:
         return self.shortest <= count <= self.capacity
 
     def add(self, tokens: list[int], kind: int = 0) -> tuple[int | None, list[int]]:
-        """Return the new entry's number, None if it is too short, too long or known; and the numbers dropped for it."""
+        """Add an entry. Returns its number, or None if it is too short, too long or known, and the numbers dropped for
+        it."""
         count = len(tokens)
         if not self.has_room(count):
             return None, []
@@ -270,7 +270,7 @@ class PrefixCache:
         return self._numbers, dropped
 
     def find(self, tokens: Sequence[int], kind: int = 0) -> tuple[int, int]:
-        """Return (number, length) of the entry with the longest common prefix; length 0 where it is too short."""
+        """Return (number, length) of the entry with the longest common prefix; length 0 if it is too short."""
         best, length = 0, 0
         for number in self._by_head.get(self._head(tokens, kind), []):
             shared = common_prefix(self._entries[number], tokens, self.shortest)
@@ -281,7 +281,7 @@ class PrefixCache:
         return best, length
 
     def clear(self) -> list[int]:
-        """Drop all entries; returns their numbers."""
+        """Drop all entries. Returns their numbers."""
         numbers = list(self._entries)
         self._entries.clear()
         self._heads.clear()
@@ -302,7 +302,8 @@ class PrefixCache:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int], shortest: int) -> int:
-    """Length of the common prefix; 0 if below ``shortest``. Bisection, so that slices are compared, not elements."""
+    """Return the length of the common prefix, 0 if it is below ``shortest``. Bisects, so that slices are compared, not
+    tokens."""
     high = min(len(one), len(other))
     low = max(shortest, 1)
     if high < low or one[:low] != other[:low]:
@@ -349,7 +350,7 @@ class BatchScheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> Prefill | Decode | None:
-        """Return the next step; None without work. The caller executes it, then calls ``commit``."""
+        """Return the next step, or None without work. The caller executes it, then calls ``commit``."""
         moves = self._preempt()
         if not (self._decode_is_due and self.decoding):
             prefill = self._prefill(moves)
@@ -363,7 +364,7 @@ class BatchScheduler:
         return Decode(tuple(self.decoding), rows, self._width(), moves)
 
     def commit(self, step: Prefill | Decode) -> None:
-        """Commit the step, whose positions are in the cache now; completed prefills decode from here on."""
+        """Record that the step's positions are in the cache. Completed prefills decode from now on."""
         if isinstance(step, Decode):
             for sequence in step.sequences:
                 sequence.cached += 1
@@ -379,7 +380,7 @@ class BatchScheduler:
             self.decoding.append(sequence)
 
     def forget_cache(self) -> tuple[Copy, ...]:
-        """Invalidate all cached positions: every sequence returns to the queue, in order of arrival."""
+        """Invalidate all cached positions. Every sequence returns to the queue, in order of arrival."""
         for sequence in sorted(self.running, key=lambda each: each.arrival, reverse=True):
             sequence.row, sequence.cached = None, 0
             self.waiting.appendleft(sequence)
@@ -388,7 +389,7 @@ class BatchScheduler:
         return tuple(Drop(number) for number in self.prefixes.clear())
 
     def remove(self, sequences: Iterable[TokenSequence]) -> tuple[Copy, ...]:
-        """Remove finished or cancelled sequences; the returned copies keep the rows dense."""
+        """Remove ended sequences. The returned copies close the gaps between the rows."""
         moves: list[Copy] = []
         for sequence in sorted(sequences, key=lambda each: -1 if each.row is None else each.row, reverse=True):
             if sequence.row is None:
@@ -432,7 +433,7 @@ class BatchScheduler:
         return step
 
     def _admit(self, step: Prefill) -> None:
-        """Give the waiting sequences of the step their rows."""
+        """Assign rows to the waiting sequences of the step."""
         held = [(chunk.sequence, chunk.start) for chunk in step.chunks]
         held += [(copy.sequence, step.chunks[copy.chunk].stop) for copy in step.copies]
         for row, (sequence, copied) in enumerate(held, step.first_row):
@@ -442,15 +443,15 @@ class BatchScheduler:
                 self.waiting.popleft()
 
     def _is_copy(self, sequence: TokenSequence, chunk: Chunk) -> bool:
-        """Return whether the chunk computes an identical prompt, as samples of one prompt are."""
+        """Return whether the chunk computes an identical prompt, as for several samples of one prompt."""
         other = chunk.sequence
         fresh = not sequence.output and not other.output
         same = sequence.kind == other.kind and sequence.prompt == other.prompt
         return self.limits.copies_rows and chunk.completes and fresh and same
 
     def _shared(self, sequence: TokenSequence, row: int) -> tuple[int, Copy | None]:
-        """Return the length of the sequence's prefix that is computed already, and the copy that brings it to ``row``.
-        Never the whole sequence: the last token is always computed, for its logits."""
+        """Return the length of the sequence's prefix that is computed already, and the copy of it to ``row``. Never the
+        whole sequence: its last token is always computed, for its logits."""
         if sequence.length <= self.limits.shortest_share:
             return 0, None
         wanted = sequence.tokens(0, sequence.length - 1)
@@ -485,7 +486,7 @@ class BatchScheduler:
 
     def _stop(self, chunks: list[Chunk], start: int, length: int) -> int:
         """Return the end of a sequence's chunk; ``start`` if it must wait for another batch. A batch with its padding
-        is within ``prefill_tokens``, and never more than half padding."""
+        is within ``prefill_tokens``, and at most half of it is padding."""
         budget = self.limits.prefill_tokens
         wanted = length - start
         if not chunks:
@@ -495,7 +496,7 @@ class BatchScheduler:
         return length if padded <= min(budget, 2 * total) else start
 
     def _width(self) -> int:
-        """Positions of the widest admitted row once its newest token is computed, the only one that is not cached."""
+        """Return the length of the longest admitted row with its newest token, the only one that is not cached."""
         width = max([sequence.cached for sequence in self.decoding], default=-1) + 1
         return max(width, self.partial.length) if self.partial else width
 
@@ -512,7 +513,7 @@ class BatchScheduler:
         return tuple(moves)
 
     def _vacate(self, sequence: TokenSequence) -> list[Copy]:
-        """Free the row; the last decoding row fills the gap, and a partial one follows down."""
+        """Free the row. The last decoding row fills the gap, and a partial one moves down."""
         moves = self._keep(sequence)
         row, sequence.row, sequence.cached = sequence.row, None, 0
         if sequence is self.partial:
@@ -528,7 +529,7 @@ class BatchScheduler:
         return moves
 
     def _keep(self, sequence: TokenSequence) -> list[Copy]:
-        """Keep the row's prefix for a later turn of the conversation, or for the sequence itself once it runs again."""
+        """Keep the row's prefix for a later turn of the conversation, or for the sequence itself when it runs again."""
         if sequence.row is None or not self.prefixes.has_room(sequence.cached):
             return []
         number, dropped = self.prefixes.add(sequence.tokens(0, sequence.cached), sequence.kind)

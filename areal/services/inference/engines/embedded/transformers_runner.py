@@ -1,7 +1,7 @@
-"""The fallback runner: transformers computes causal language models that the own decoder does not support.
+"""The fallback runner: transformers computes causal language models that areal's own decoder does not support.
 
-It computes one sequence at a time with the cache of its architecture, so that sliding windows, mixed layers and the
-like are correct without support here, if slower. A model whose cache gives other results than a plain forward pass is
+It computes one sequence at a time with the cache of its architecture. Sliding windows, mixed layers and the like are
+therefore correct without support here, but slower. A model whose cache gives other results than a plain forward pass is
 refused when it is loaded.
 """
 
@@ -162,8 +162,7 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def _largest_gap(self) -> float:
-        """Return the largest gap in nats over the likeliest tokens, at each position from the end of the first part
-        on."""
+        """Return the largest gap in nats over the likeliest tokens, at each position after the first part."""
         first, second = _CHECKED[:2]
         ids = [(7 * place + 3) % self.vocab_size for place in range(min(sum(_CHECKED), self.max_positions))]
         self.reserve(1, len(ids))
@@ -249,8 +248,8 @@ def _max_positions(config: Any) -> int:
 
 
 def _load(path: Path, dtype: torch.dtype, like: Any = None) -> Any:
-    """Return the model in evaluation mode; ``like``: another of the same configuration, for weights in one file. Raises
-    ArealError for missing, additional or mismatched tensors."""
+    """Return the model in evaluation mode. ``like``: another model of the same configuration, for weights in one file.
+    Raises ArealError for missing, additional or mismatched tensors."""
     library: Any = transformers  # its annotations say less than it does
     library.utils.logging.disable_progress_bar()
     library.utils.logging.set_verbosity_error()
