@@ -72,7 +72,7 @@ Agent = Callable[[Example, "AsyncSession", CollectionPlan], Awaitable[AgentResul
 
 _LOAD_S = 120.0
 _AGENT_ARGUMENTS = ("base_url", "api_key", "model")
-_FURTHER = ("messages", "completion")  # arguments of a reward beside OWN_ARGUMENTS
+_FURTHER = ("messages", "completion")  # arguments of a reward besides OWN_ARGUMENTS
 _FUNCTIONS = "areal.reward.functions"
 
 
@@ -217,7 +217,7 @@ class RewardScorer:
 
 
 _LONGEST_PAUSE_S = 15.0
-_MIN_UNREACHABLE = 4  # unanswered attempts in a row, on top of two for each concurrent episode, that end the run
+_MIN_UNREACHABLE = 4  # unanswered attempts in a row that end the run, besides two for each concurrent episode
 
 Score = Callable[[Example, AgentResult], Awaitable[float]]
 

@@ -135,7 +135,7 @@ _MIN_FAILURES = 8
 _QUEUE_FACTOR = 16
 _MAX_TASKS = 65536
 _TARGET_TTL_S = 30.0
-_LONGEST_WAIT_S = 7 * 24 * 3600.0  # of a wait without a timeout: users may take their time, and episodes theirs
+_LONGEST_WAIT_S = 7 * 24 * 3600.0  # the longest wait without a timeout: users and episodes may take days
 
 Accept = Callable[[Any], bool] | str | None
 Row = Mapping[str, Any]
@@ -222,7 +222,7 @@ class RolloutController:
 
     async def _open(self, service: ServiceAddress) -> None:
         config, opened = self.config, self._opened
-        if getproxies_environment():  # of agents' own clients, which are of this process
+        if getproxies_environment():  # agents' own clients run in this process and read them
             os.environ.update(loopback_without_proxy(os.environ))
         opened.push_async_callback(close_shared_http_client)
         opened.push_async_callback(self._workflows.close)
@@ -491,7 +491,7 @@ class RolloutController:
 
         async def keep() -> None:
             while True:
-                # A service that is away, or of an older release, cannot register it.
+                # A service that is down, or of an older release, cannot register it.
                 with contextlib.suppress(ClientError, TimeoutError, OSError):
                     await self._client.register_scrape_target(target, labels, _TARGET_TTL_S)
                 await asyncio.sleep(_TARGET_TTL_S / 3)

@@ -115,7 +115,7 @@ def _line(episode: Episode) -> bytes:
 def _json_line(document: Mapping[str, object]) -> bytes:
     try:
         return orjson.dumps(document, default=str, option=orjson.OPT_APPEND_NEWLINE)
-    except TypeError:  # a text with half of a surrogate pair, which is no UTF-8
+    except TypeError:  # a text with half of a surrogate pair is not UTF-8
         return json.dumps(document, default=str).encode() + b"\n"
 
 

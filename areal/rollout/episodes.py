@@ -115,7 +115,7 @@ def check_rows(trajectory: Any) -> None:
     if not isinstance(trajectory, Mapping):
         raise ValueError(f"an episode gives a dict of tensors or None, not {type(trajectory).__name__}")
     if "interactions" in trajectory:
-        return  # an external model's, as text
+        return  # of an external model: text without token columns
     for name in ("input_ids", "attention_mask"):
         if name not in trajectory:
             raise ValueError(f"a trajectory needs {name}")

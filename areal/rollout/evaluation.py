@@ -22,7 +22,7 @@ from areal.dataset.examples import prompt_digest
 from areal.errors import Conflict
 from areal.trajectories.record import Episode
 
-_STEPS = 300  # of the continued fraction, which converges in some ten
+_STEPS = 300  # the most terms of the continued fraction, which converges in about ten
 _TINY = 1e-300
 
 

@@ -19,8 +19,8 @@ from areal.rollout.staleness import EpisodeSpec, Rollout, StalenessManager, is_s
 
 _log = logging.getLogger(__name__)
 _MAX_ENDS = 4096
-_WARN_FACTOR = 4  # rejections in a row, in multiples of the failures in a row that are too many: a warning
-_FAIL_FACTOR = 64  # an error
+_WARN_FACTOR = 4  # as many times max_failures rejections in a row: a warning
+_FAIL_FACTOR = 64  # as many: an error
 
 
 Outcome = Rollout | Failure | None
@@ -69,7 +69,7 @@ class Executor:
     _tasks: dict[int, tuple[EpisodeSpec, asyncio.Task[None]]] = field(default_factory=dict)
     _awaited: dict[int, asyncio.Future[Outcome]] = field(default_factory=dict)
     _aborted: set[int] = field(default_factory=set)
-    _ended: OrderedDict[int, Failure | None] = field(default_factory=OrderedDict)  # the newest ones without a result
+    _ended: OrderedDict[int, Failure | None] = field(default_factory=OrderedDict)  # the newest that have no result
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _paused: bool = False
 

@@ -20,7 +20,7 @@ WORKFLOW, REWARD = "workflow", "reward"
 _HINT = "with rollout.dump_to_file, trajectories/failures.jsonl has them all; in a driver, RolloutController.failures()"
 _NO_MODEL = "model_not_found"  # the model existed at the start: a restarting service has it again soon
 _SESSION_GONE = ("session_not_found", "session_ended")
-_REPORTED_FAILURES = 4  # in a row
+_REPORTED_FAILURES = 4  # consecutive failures that the stage reports
 _LONGEST_REPORT = 500
 _CONNECTION_ERRORS = {"APIConnectionError", "APITimeoutError", "TransportError", "ClientConnectionError"}
 
@@ -31,7 +31,7 @@ class FailureKind(StrEnum):
     TIMEOUT = "timeout"  # the episode took longer than it may
     AGENT = "agent"  # the agent raised
     NO_INTERACTION = "no_interaction"  # the agent ended without calling the model
-    REWARD = "reward"  # the reward raised, or gave no finite number
+    REWARD = "reward"  # the reward raised, or returned no finite number
     REWARD_TIMEOUT = "reward_timeout"
     LOST = "lost"  # the service no longer has the session
 

@@ -39,7 +39,7 @@ class ArealOpenAI(openai.AsyncOpenAI):
         **options: Any,
     ) -> None:
         options.setdefault("http_client", shared_http_client())
-        os.environ.setdefault("OPENAI_DEFAULT_MODEL", "default")  # of the OpenAI Agents SDK, which names a model itself
+        os.environ.setdefault("OPENAI_DEFAULT_MODEL", "default")  # the OpenAI Agents SDK requires a model
         super().__init__(base_url=engine.base_url, api_key=self._key, **options)
         self.engine = engine
         self._session: AsyncSession | None = None

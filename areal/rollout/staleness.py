@@ -63,7 +63,7 @@ def is_stale(window: StalenessWindow, head_version: int, version: int) -> bool:
 
 
 _REMEMBERED_FAILURES = 256
-_MAX_RUNS = 2  # of a prompt whose results are dropped
+_MAX_RUNS = 2  # how often a prompt runs whose results are dropped
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ class AgentEpisodes(SessionWorkflow):
     def __init__(self, agent: AgentWorkflow, **options: Any) -> None:
         super().__init__(**options)
         self._agent = agent
-        os.environ.setdefault("OPENAI_DEFAULT_MODEL", "default")  # of the OpenAI Agents SDK
+        os.environ.setdefault("OPENAI_DEFAULT_MODEL", "default")  # the OpenAI Agents SDK requires it
 
     async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
         agent = type(self._agent).__name__
@@ -227,7 +227,7 @@ class GroupedWorkflow(RolloutWorkflow):
         failures = [end for end in ends if isinstance(end, Exception)]
         if failures and (self._drop_incomplete_group or len(failures) == self._size):
             raise failures[0]
-        # Members that are left out appear nowhere else. Warned of at 1, 2, 4, ... of them.
+        # Members that are left out appear nowhere else, so the log names them, at 1, 2, 4, ... of them.
         self._left_out += len(failures)
         if self._left_out >= self._warn_at:
             self._warn_at = 2 * self._left_out

@@ -214,7 +214,7 @@ def target_mask(batch: Mapping[str, Tensor]) -> Tensor:
 def _first_fit(lengths: Sequence[int], limits: MicroBatches, max_tokens: int) -> list[list[int]]:
     """Partition by first fit decreasing."""
     bins: list[list[int]] = []
-    costs: list[int] = []  # tokens, or the longest row where rows are padded
+    costs: list[int] = []  # tokens, or the longest row if rows are padded
     for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
         for place, members in enumerate(bins):
             cost = costs[place] * (len(members) + 1) if limits.padded else costs[place] + lengths[number]
@@ -240,8 +240,8 @@ def _balanced(lengths: Sequence[int], limits: MicroBatches, max_tokens: int, par
         parts = min(len(lengths), -(-parts * 5 // 4))
 
 
-_MAX_SHARE = 0.9  # of the padded batch's tokens, above which packing does not pay
-_MASKED = 1 << 22  # scores of trees with a mask
+_MAX_SHARE = 0.9  # packing pays if it leaves at most this share of the padded batch's tokens
+_MASKED = 1 << 22  # the most attention scores of trees with a mask
 _PAYS = 2  # times the scores of the padded batch: one tree is computed faster than many short rows
 
 

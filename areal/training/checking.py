@@ -166,14 +166,14 @@ def _batch_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str
     split = data.split or DEFAULT_SPLITS["train_dataset"]
     try:
         count = sum(len(read_rows(each, split, first=data.batch_size)) for each in files)
-    except ArealError:  # the rows' own fault
+    except ArealError:  # reported by ``_row_faults``
         return
     if count < data.batch_size:
         why = f"a batch of {data.batch_size} is more than the {count} rows of the data set"
         yield ("train_dataset", "batch_size"), f"{why}: lower it, or set train_dataset.drop_last=false"
 
 
-_MAX_IMPORTS = 8  # of a function from one module by another
+_MAX_IMPORTS = 8  # modules through which a function is imported
 
 
 def written_parameters(name: str, places: Sequence[str]) -> Parameters:

@@ -102,7 +102,7 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
     UsageFault."""
     is_default = config.workflow == PPOConfig.workflow
     if config.is_online and is_default:
-        return {}  # users make the conversations
+        return {}  # users have the conversations
     agent = config.rollout.agent or config.rollout.openai
     named = agent.agent_cls_path if agent is not None and is_default else ""
     chosen = named or configured_workflow(config.workflow, PPOConfig.workflow, os.environ)

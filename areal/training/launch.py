@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    logging.disable(logging.ERROR)  # torchrun's, in this process, repeat the exception
+    logging.disable(logging.ERROR)  # torchrun's log lines in this process repeat the exception
     log_dir = f"--log-dir={os.devnull}"  # ranks write to this process's log: a folder would stay empty, in /tmp
     if given.nodes > 1 and (name := interface_of(os.environ[NODE_ADDRESS_VARIABLE])) is not None:
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # the node's name may resolve to another address

@@ -89,7 +89,7 @@ class MetricsLog:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(text)
         except OSError:
-            self._unwritten = f"\n{text}"  # a part of it may be there
+            self._unwritten = f"\n{text}"  # a part of the line may be in the file
         for tracker in self._trackers:
             tracker.log(step, metrics)
 
@@ -301,7 +301,7 @@ def prometheus(config: BaseExperimentConfig, folder: Path, total_steps: int) -> 
     asked = config.stats_logger.prometheus
     loopback = is_loopback(asked.host)
     key: AdminKey | None = None
-    if not loopback:  # by default the inference service's: one scraper reads both
+    if not loopback:  # by default the inference service's key: one scraper reads both
         rollout = getattr(config, "rollout", None)
         service_key = (rollout.admin_api_key_file or os.environ.get(KEY_FILE)) if rollout is not None else None
         key = load_admin_key(asked.key_file or service_key or None)

@@ -141,7 +141,7 @@ def join_ranks(layout: Part | None = None, timeout_s: float = 1800.0) -> Iterato
     ranks = Ranks(dist.get_rank(), size, device, dist.group.WORLD, layout or UNSHARDED, nodes)
     try:
         yield ranks
-        dist.barrier()  # gloo aborts or hangs where a rank leaves while another is in the last collective
+        dist.barrier()  # gloo aborts or hangs if a rank leaves while another is in the last collective
     finally:
         dist.destroy_process_group()
         # The last reference to the group: its threads end here. One that still frees a tensor when the interpreter

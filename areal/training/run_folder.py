@@ -1,4 +1,4 @@
-"""The folder of a run: config, logs of each attempt, metrics, trajectories, checkpoints, plots.
+"""The folder of a run: configuration, logs of each attempt, metrics, trajectories, checkpoints, models.
 
 config.yaml          the resolved configuration
 metrics.jsonl        a line for each step; ``metrics.old.jsonl``: of an earlier run that this one did not resume
@@ -95,7 +95,7 @@ class RunFolder:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the process: child processes do not keep it
             except OSError as error:
-                if error.errno in (errno.EAGAIN, errno.EACCES):  # else the file system has no locks
+                if error.errno in (errno.EAGAIN, errno.EACCES):  # otherwise the file system has no locks
                     raise Locked(
                         f"another run of these names writes to {self.root}", hint="trial_name=ANOTHER, or end that run"
                     ) from error
@@ -107,7 +107,7 @@ class RunFolder:
         text = yaml.safe_dump(_plain(config), sort_keys=False)
         try:
             earlier = yaml.safe_load(self.config.read_text())
-        except (OSError, ValueError, yaml.YAMLError):  # there is none, or it is damaged: nothing to compare with
+        except (OSError, ValueError, yaml.YAMLError):  # missing or damaged: nothing to compare with
             earlier = {}
         replace_file(self.config, text.encode())
         found = changes(earlier, yaml.safe_load(text)) if isinstance(earlier, dict) else ()

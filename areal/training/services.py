@@ -124,7 +124,7 @@ def _terminate(process: subprocess.Popen[bytes], grace_s: float) -> None:
 
 
 _TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
-_PROBE_INTERVAL = 25  # updates; the first one is always checked
+_PROBE_INTERVAL = 25  # updates; the first is always verified
 
 
 @contextlib.contextmanager
@@ -242,7 +242,7 @@ def _start_service(config: PPOConfig, name: str, engine: str) -> str:
     """Start the service and wait for the model. Returns the address."""
     model = ["--model", config.rollout.model, "--backend", engine]
     for flag, path in (("--model-path", config.actor.path), ("--tokenizer-path", config.tokenizer_path)):
-        model += [flag, str(hub.model_folder(path).absolute())]  # a hub id: the commit that the trainer has
+        model += [flag, str(hub.model_folder(path).absolute())]  # of a hub id: the trainer's commit
     kind = engine.partition(":")[0]
     section: Mapping[str, object] = {"sglang": config.sglang, "vllm": config.vllm}.get(kind, {})
     if arguments := engine_arguments(kind, section, config.actor.dtype):

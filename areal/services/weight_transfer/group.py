@@ -24,7 +24,7 @@ from torch import Tensor
 
 _PIECE = 32 * 1024 * 1024  # bytes of one broadcast: the next one is read while this one travels
 _MEET_S = 0.01
-_CONNECT_S = 30.0  # of members that are all there
+_CONNECT_S = 30.0  # once all members have joined
 _LOOK_S = 0.5
 _PART_S = 1.0
 _CPU = torch.device("cpu")

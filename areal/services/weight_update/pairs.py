@@ -47,7 +47,7 @@ class Pair:
     state: PairState = PairState.CONNECTED
     version: int = -1
     connected: set[str] = field(default_factory=set)  # inference workers that are connected to the pair
-    incarnations: dict[str, object] = field(default_factory=dict)  # of workers whose last operation succeeded
+    incarnations: dict[str, object] = field(default_factory=dict)  # by worker, if its last operation succeeded
     joining_workers: set[str] = field(default_factory=set)  # inference workers that requested the published version
     synced_version: int | None = None  # a version that a sync transferred before its trainer requested the update
     updated_at: float | None = None
@@ -120,7 +120,7 @@ def check_version(pair: Pair, version: int) -> None:
         raise ApiError(409, message, code="version_not_growing", param="version")
 
 
-_MOST_VALUES = 10_000  # of one pair; a transfer needs a few for each rank
+_MOST_VALUES = 10_000  # values of one pair; a transfer needs a few for each rank
 
 
 class PairMetadata:

@@ -117,7 +117,7 @@ class WorkerSet:
         self.urls = list(urls)
         self.lost: set[str] = set()
         self.incarnations: dict[str, object] = {}
-        self.pauses: dict[str, float | None] = {}  # of those that swapped, in ms
+        self.pauses: dict[str, float | None] = {}  # ms, by worker that has swapped
 
     async def all(self, path: str, body: object, timeout_s: float | None = None) -> None:
         """Post to every worker. Raises WorkerFailed with every live worker that failed, or if all are lost."""
@@ -238,7 +238,7 @@ class Updater:
         if pair.mode is not Mode.XCCL:
             await workers.each(hello)
             return
-        # a process group forms when all its members join
+        # A process group forms when all its members join.
         join = self._client.post(pair.train[0], "/weights/join", {"pair_name": pair.name})
         await _all_or_none([join, *map(hello, workers.urls)], "join")
 
@@ -498,7 +498,7 @@ class Updater:
         """Connect the workers that do not know this pair, or know another trainer's pair of the same name: new ones,
         restarted ones, and those that were unavailable when this trainer connected. A process group is formed again if
         its members have changed."""
-        # without a probe, a dead member of a process group would be noticed only during a transfer
+        # Without a probe, a dead member of a process group would be noticed only during a transfer.
         path = _PAIRS_NOW if pair.mode is Mode.XCCL else "/weights/pairs"
         reply = await workers.each(lambda url: self._client.get(url, path))
         own = self._address()

@@ -61,7 +61,7 @@ class ActorLoss:
     version: int = 0
     share: float = 1.0
     kl_factor: float = 1.0
-    is_first_update: bool = True  # of the step: the policy is the one before the step
+    is_first_update: bool = True  # in the step, so that the policy is still the one before it
     loss_fn: LossFn | None = None  # replaces the built-in objectives
     _names: list[str] = field(default_factory=list)
     _sums: Tensor | None = None  # by name, over tokens; the last one is the number of tokens
@@ -99,7 +99,7 @@ class ActorLoss:
             measured["prox_logp_error"] = (interpolated - proximal).abs()
         if config.use_decoupled_loss or "proximal" in micro:
             measured["mismatch_kl"] = micro["logprobs"] - proximal
-        elif self.is_first_update:  # the proximal policy is the behavior policy: only the current one tells
+        elif self.is_first_update:  # the proximal policy is the behavior policy, so the current one is compared
             difference = torch.where(mask, micro["logprobs"] - logprobs.detach(), 0.0).sum()
             sums = torch.stack([difference, mask.sum()]).double()
             self._mismatch = sums if self._mismatch is None else self._mismatch + sums

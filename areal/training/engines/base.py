@@ -31,7 +31,7 @@ class EngineBase(ABC):
 
     model: Any
     optimizer: Any = None
-    default_tokens: int | None = None  # of a micro-batch, where the configuration has no limit
+    default_tokens: int | None = None  # the limit of a micro-batch if the configuration has none
 
     def __init__(self, config: TrainEngineConfig, ranks: Ranks, total_steps: int = 1) -> None:
         self.config, self.ranks, self.total_steps = config, ranks, total_steps

@@ -180,7 +180,7 @@ class FSDPEngine(EngineBase):
         model: Any = base_model(self.model)
         generation = getattr(model, "generation_config", None)
         about = copy.deepcopy(model.config)
-        about.dtype = self.dtype  # that of the file, not that of the master weights
+        about.dtype = self.dtype  # the file's dtype, not the master weights'
         return [about, *([generation] if generation is not None else [])]
 
     def save_checkpoint(self, folder: Path) -> None:

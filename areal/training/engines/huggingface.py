@@ -72,7 +72,7 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     settings = _attention_arguments(config.attn_impl)
     dtype = dtype_by_name(config.optimizer_dtype)
     if config.init_from_scratch:
-        with torch.random.fork_rng():  # a reference of the actor as it begins is the same model
+        with torch.random.fork_rng():  # the actor's initial reference is made from the same random numbers
             torch.manual_seed(torch.initial_seed())
             model = loader.from_config(about, dtype=dtype, trust_remote_code=False, **settings)
     else:
@@ -85,7 +85,7 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
             path, config=about, dtype=dtype, output_loading_info=True, trust_remote_code=False, **settings
         )
         model, read = loaded
-        # transformers makes up what is missing. Only a critic's head may be new.
+        # transformers initializes missing weights at random. Only a critic's head may be new.
         base = f"{model.base_model_prefix}."
         for name in sorted(read["missing_keys"]):
             if not config.is_critic or name.startswith(base):
@@ -246,7 +246,7 @@ def prepare_packing(model: nn.Module) -> bool:
         about._attn_implementation = PACKED
         try:
             packed = model(input_ids=rows.input_ids, position_ids=rows.positions, packed=rows, use_cache=False).logits
-        except TypeError:  # its layers take no further arguments
+        except TypeError:  # its layers accept no further arguments
             packed = None
     model.train(training)
     error = None if packed is None else (rows.unpacked(packed) - wanted).abs().max() / wanted.std().clamp(min=1e-12)

@@ -44,7 +44,7 @@ class Timer:
     all ranks act together."""
 
     period: PeriodicConfig
-    steps: int = 0  # since it fired
+    steps: int = 0  # since the action was last due
     epochs: int = 0
     fired_at: float | None = None
 
@@ -74,7 +74,7 @@ class Timer:
         self.steps, self.epochs, self.fired_at = state["steps"], state["epochs"], None
 
 
-_REMEMBERED = 5000  # steps, of which warnings count those in a row
+_REMEMBERED = 5000  # steps: warnings count consecutive ones
 
 
 class Trainer(abc.ABC):
@@ -100,7 +100,7 @@ class Trainer(abc.ABC):
         self._prometheus: Prometheus | None = None
         self._recent: deque[Metrics] = deque(maxlen=_REMEMBERED)
         self._warned: set[str] = set()  # the rules of the newest step's warnings
-        self._skipped: set[str] = set()  # due after this step, and not done because of a stop
+        self._skipped: set[str] = set()  # actions that were due after this step, and skipped by a stop
         self.stack = contextlib.ExitStack()
         try:
             self._open()

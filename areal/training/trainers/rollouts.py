@@ -330,7 +330,7 @@ def _tempered(batch: Batch, rollouts: Sequence[Rollout], groups: Tensor) -> Batc
     UsageFault for greedy rows: greedy decoding has no policy gradient."""
     given = batch["token_temperatures" if "token_temperatures" in batch else "temperatures"]
     found = torch.where(batch["loss_mask"].bool(), given if given.dim() == 2 else given[:, None], 1.0)
-    is_greedy = ~(found > 0).all(1)  # or NaN
+    is_greedy = ~(found > 0).all(1)  # also NaN
     if bool(is_greedy.any()):
         episode = rollouts[int(groups[is_greedy][0])].task_id
         raise UsageFault(
@@ -365,7 +365,7 @@ class Validation:
             number, trajectory = len(self._scores), rollout.trajectory
             rewards = tuple(map(float, sample_rewards(trajectory)))
             self._scores.append(PromptScores(str(number), number, rewards))
-            if "loss_mask" in trajectory:  # an evaluation needs rewards alone
+            if "loss_mask" in trajectory:  # an evaluation needs only rewards
                 self._lengths += trajectory["loss_mask"].float().sum(1).tolist()
             if "truncated" in trajectory:
                 self._truncated += trajectory["truncated"].float().tolist()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"local_experts\.(\d+)\.")
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_SEED = 1  # of dropout
+_SEED = 1  # for dropout
 
 
 def check(model: Architecture, part: Part) -> None:

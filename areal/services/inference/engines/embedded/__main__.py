@@ -35,7 +35,7 @@ from areal.wire.stage import report_stage
 # A step is many short operations that release the GIL. The engine's thread must not wait the default 5 ms to get it
 # back.
 _SWITCH_INTERVAL_S = 0.0005
-_M_ARENA_MAX = -8  # of glibc's <malloc.h>
+_M_ARENA_MAX = -8  # from glibc's <malloc.h>
 _SERVING = "serving"
 _log = logging.getLogger("areal.services.inference.engines.embedded")
 
@@ -55,7 +55,7 @@ def main() -> None:
 def use_one_heap() -> None:
     """Limit glibc to one heap, before any thread starts. With one heap per thread, replaced weights go back to the
     system, and the next ones cost a page fault per page again."""
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc only
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
     if set_option is not None:
         set_option(_M_ARENA_MAX, 1)
 

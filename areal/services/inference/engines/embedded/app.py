@@ -139,7 +139,7 @@ class EngineRoutes:
             raise bad_field("seeds", f"must be {len(prompts)} whole numbers, one for each prompt")
         pixels = await read_images(body.image_data, prompts, loaded)
         request_id = body.request_id or request.id
-        if request_id in self._requests:  # nothing is awaited until it is there
+        if request_id in self._requests:  # nothing is awaited until the request is added
             raise ApiError(
                 409, f"request {request_id} is running already", code="duplicate_request", param="request_id"
             )
@@ -220,9 +220,8 @@ class EngineRoutes:
     async def _stage_weights(self, loaded: LoadedModel, body: bodies.StageWeights) -> Body:
         """Stage weights from a folder, or those that the group's trainer broadcasts now."""
         if body.group is not None:
-            # Tensors are staged as they arrive. Refused weights are received to the end, so that the group stays
-            # usable.
-            loaded.engine.drop_staged()  # frees memory in which these can arrive
+            # Tensors are staged as they arrive. Refused weights are received completely, to keep the group usable.
+            loaded.engine.drop_staged()  # frees memory for these
             with _group_errors():
                 path, arrival, received = await self._groups.receiving(body.group, body.layout)
             staging = self._swap(loaded, partial(loaded.engine.stage_weights, path, body.version, arrival))

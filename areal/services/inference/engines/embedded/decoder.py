@@ -46,7 +46,7 @@ def rotations(rope: Rope, head_dim: int, positions: int) -> Tensor:
     return torch.polar(torch.ones_like(angles), angles)
 
 
-_STEP = 64  # positions
+_STEP = 64  # positions by which rows grow
 
 
 class KVCache:
@@ -115,11 +115,11 @@ class KVCache:
         return rows, min(grown_width, max(width, self._limit // rows))
 
     def _empty(self, rows: int, width: int) -> Tensor:
-        # Zeros, since garbage may give NaN scores, which survive a mask.
+        # Zeros, because garbage may give NaN scores, which survive a mask.
         return torch.zeros(rows, self._heads, width, self._dim, dtype=self._dtype, device=self._device)
 
 
-_MOST_RUNS = 32  # of equal lengths; beyond it, lengths are rounded to multiples of ``_COARSE``
+_MOST_RUNS = 32  # with more runs of equal lengths, lengths are rounded to multiples of ``_COARSE``
 _COARSE = 32
 
 
@@ -268,7 +268,7 @@ class LlamaDecoder:
         if config.tied:
             self._matrices["head"] = Matrix((config.vocab_size, config.hidden_size), dtype, device)
         self._head = self._matrices["head"]
-        self._embed_is_borrowed = False  # then it must not be written
+        self._embed_is_borrowed = False  # borrowed memory must not be written
         self._layers = [self._layer(index) for index in range(config.layers)]
         self._rotations = rotations(config.rope, config.head_dim, max_positions).to(device)
 

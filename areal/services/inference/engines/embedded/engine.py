@@ -110,7 +110,7 @@ Scores = tuple[list[float], list[TopLogprobs]]
 
 _MOMENT_S = 0.002
 _GATHER_S = 0.02
-# The fixed cost of an attention call in positions of a row, measured at head_dim 64. An accelerator computes all rows
+# The fixed cost of an attention call, in positions of a row, measured at head_dim 64. An accelerator computes all rows
 # in one call.
 _CALL = {"cpu": 256}
 _NEVER = 2**40
@@ -173,10 +173,10 @@ class Engine:
         self._staged: tuple[int, Callable[[], object]] | None = None  # version, and its installation
         self._gathering = False
         self._batch: SamplerBatch | None = None
-        self._adapters: Adapters = ()  # of the batch's sequences
+        self._adapters: Adapters = ()  # those of the batch's sequences
         self._tokens = self._positions = torch.empty(0, dtype=torch.int64)
-        self._spans: tuple[RowSpan, ...] = ()  # of the batch when it was bound
-        self._grown = 0  # positions since then
+        self._spans: tuple[RowSpan, ...] = ()  # the batch's spans when it was bound
+        self._grown = 0  # tokens per row since then
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
@@ -474,7 +474,7 @@ class Engine:
         version, top = self.version, sampled.top
         stopped: list[TokenSequence] = []
         full: list[TokenSequence] = []
-        dead_ends: list[TokenSequence] = []  # their grammar cannot go on
+        dead_ends: list[TokenSequence] = []  # their grammar allows no further token
         tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
         for sequence, likeliest in zip(sequences, top or (), strict=False):
             sequence.top.append(likeliest)

@@ -23,8 +23,8 @@ from areal.installation import install_command
 
 _OBJECT = {"type": "object"}
 _GOES_WELL = ("NotStopped", "NoExtension", "EndOfSentence")  # llguidance's stop reasons that are not errors
-_NO_TOKEN = "NoExtensionBias"  # its stop reason where no token continues what was written
-_META = re.compile(r"[\\.+*?()|\[\]{}^$]")  # of its regular expressions
+_NO_TOKEN = "NoExtensionBias"  # its stop reason if no token can follow
+_META = re.compile(r"[\\.+*?()|\[\]{}^$]")  # special characters of its regular expressions
 _BITS = np.arange(32, dtype=np.uint32)
 
 

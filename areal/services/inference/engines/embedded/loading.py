@@ -60,7 +60,7 @@ def _default_threads() -> int:
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 Report = Callable[[str, int | None, int | None], None]  # stage, done, total
-_CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of free memory, for the KV cache
+_CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # shares of the free memory for the KV cache
 
 
 @dataclass(frozen=True)

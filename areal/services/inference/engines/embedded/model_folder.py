@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from areal.services.weight_transfer.memory import MemoryLease
 
-_QKV_BIAS = {"llama": False, "mistral": False, "qwen2": True, "qwen3": False}  # when attention_bias is not given
+_QKV_BIAS = {"llama": False, "mistral": False, "qwen2": True, "qwen3": False}  # if attention_bias is not given
 _ROPE_TYPES = ("default", "linear", "llama3")
 
 
@@ -140,7 +140,7 @@ def end_tokens(folder: Path, config: Mapping[str, object]) -> frozenset[int]:
     models often name the end of a turn in one file and the end of the text in another."""
     found = _ids(config.get("eos_token_id")) | _ids(_read(folder / "generation_config.json").get("eos_token_id"))
     text = _read(folder / "tokenizer_config.json").get("eos_token")
-    if isinstance(text, dict):  # an AddedToken, written out
+    if isinstance(text, dict):  # a serialized AddedToken
         text = text.get("content")
     for token in _read(folder / "tokenizer.json").get("added_tokens") or []:
         if text is not None and token.get("content") == text:
@@ -263,7 +263,7 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-_MOST_MAPPED = 2  # files: a trainer alternates between two
+_MOST_MAPPED = 2  # a trainer alternates between two files
 
 
 class MappedWeights:

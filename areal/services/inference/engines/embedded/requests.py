@@ -34,9 +34,9 @@ from areal.wire.sampling import SamplingParams, parse_sampling
 if TYPE_CHECKING:
     from areal.dataset.vision import Pixels
 
-# Both are longer than a data proxy's window, which then delays nothing.
-FLUSH_S = 0.05  # a reader sees no pause; as with the other engines (``Pace``)
-_BATCH_FLUSH_S = 0.025  # of streams with a ``stream_interval``, which the text may end: later tokens are in vain
+# Both are longer than a data proxy's window, so that the window adds no delay.
+FLUSH_S = 0.05  # too short for a reader to see; the other engines' ``Pace`` has the same
+_BATCH_FLUSH_S = 0.025  # with a ``stream_interval``: the text may end such a stream, and later tokens are wasted
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Streams:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._open: tuple[Stream, ...] = ()  # replaced, as the engine's thread reads it
+        self._open: tuple[Stream, ...] = ()  # replaced and never changed: the engine's thread reads it
         self._urgent = False  # ``_flush_due`` is scheduled
         self._armed = False  # the flush timer runs or is about to
         self._timer: asyncio.TimerHandle | None = None
@@ -141,7 +141,7 @@ class Streams:
     def open(self, sequences: list[TokenSequence], *, whole: bool, interval: int = 1) -> Stream:
         stream = Stream(sequences, whole=whole, interval=interval)
         self._open = (*self._open, stream)
-        if self._armed:  # perhaps without a timer, while no stream was read
+        if self._armed:  # perhaps without a timer, if there was no stream to flush
             self._arm()
         return stream
 
@@ -318,7 +318,7 @@ async def answer_whole(stream: Stream, prompt_tokens: int) -> Response:
 
 async def answer_stream(request: Request, stream: Stream) -> AnyResponse:
     response = StreamingResponse(headers={"Content-Type": "application/x-ndjson"})
-    with contextlib.suppress(ConnectionResetError):  # the caller left
+    with contextlib.suppress(ConnectionResetError):  # the caller has disconnected
         response.begin(request)
         while not stream.ended:
             deltas = await stream.next()

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 Adapters = Sequence[Adapter | None]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _CGROUP = Path("/sys/fs/cgroup")
-_SCORED = 256  # tokens of a prompt that are scored at once, since all of their logits are in memory
-_ROOM = 1.5  # times the new weights' size that must be free to stage them
+_SCORED = 256  # tokens of a prompt that are scored at once: all of their logits are in memory
+_ROOM = 1.5  # to stage new weights, as many times their size must be free
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def return_freed_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc only
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(0)
 
@@ -339,7 +339,7 @@ class DecoderRunner:
                 return tensor
 
             borrowed = source.in_memory and self.device.type == "cpu" and not self._decoder.reorders
-            wanted = self._bytes_made if borrowed else self._bytes  # beside the weights in use
+            wanted = self._bytes_made if borrowed else self._bytes  # besides the weights in use
             if wanted * _ROOM < free_bytes(self.device):
                 new = self._stage(read, source.in_memory, arrival)
 
@@ -355,7 +355,7 @@ class DecoderRunner:
                     read(piece.source)  # checks it, and brings it into the page cache before the swap
 
         def overwrite() -> None:
-            self._copy(checkpoint)  # unchanged since the check, by the leases of ``source``
+            self._copy(checkpoint)  # unchanged since the check, because ``source`` has leases
             source.end()
             self._end_lease()
 

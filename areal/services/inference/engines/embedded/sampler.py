@@ -137,7 +137,7 @@ def _column(values: list[float], device: torch.device) -> Tensor:
 
 
 _OUT = float("-inf")
-_WIDTHS = (128, 2048)  # how many of the largest logits are tried before all
+_WIDTHS = (128, 2048)  # numbers of largest logits that are tried before all
 
 
 def keep_only(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -180,7 +180,7 @@ def _floors(logits: Tensor, limits: Tensor, nuclei: Tensor, width: int) -> tuple
     count = stays.sum(dim=-1, keepdim=True)
     floors = ordered.gather(1, (count - 1).clamp_(min=0))
     open_ended = (limits >= vocab) & (nuclei >= 1.0)
-    whole = (limits <= width) | (limits >= vocab)  # then ``total`` is exact
+    whole = (limits <= width) | (limits >= vocab)  # rows whose ``total`` is exact
     enough = width == vocab or bool((whole & (open_ended | (count < width) | (limits == width))).all())
     return floors.masked_fill(open_ended, _OUT), enough
 

@@ -43,7 +43,7 @@ class Finish(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"  # cancelled by its caller
-    DEAD_END = "dead_end"  # its grammar cannot go on: see ``fault``
+    DEAD_END = "dead_end"  # its grammar allows no further token: see ``fault``
     LOST = "lost"  # the engine ended first: the output is incomplete
 
 
@@ -53,12 +53,12 @@ class TokenSequence:
     sampling: SamplingParams
     allowance: int  # tokens it may generate
     stop_ids: frozenset[int] = frozenset()
-    index: int = 0  # of the request's n choices
-    key: int = 0  # of its random numbers, by ``sampler.stream_key``
+    index: int = 0  # its place among the request's choices
+    key: int = 0  # the key of its random numbers (``sampler.stream_key``)
     adapter: Adapter | None = None
-    matcher: Matcher | None = None  # of its grammar, at the newest token
-    pixels: Pixels | None = None  # of the images in its prompt
-    row: int | None = None  # of the KV cache, while it is admitted
+    matcher: Matcher | None = None  # its grammar's state at the newest token
+    pixels: Pixels | None = None  # the images in its prompt
+    row: int | None = None  # its row of the KV cache, while it is admitted
     cached: int = 0  # positions that are computed
     arrival: int = 0  # order of arrival, given by the scheduler
     output: list[int] = field(default_factory=list)
@@ -67,7 +67,7 @@ class TokenSequence:
     top: list[TopLogprobs] = field(default_factory=list)
     produced: int = 0
     finish: Finish | None = None
-    fault: str = ""  # why its grammar cannot go on
+    fault: str = ""  # why its grammar allows no further token
     stop_token: int | None = None
     counts: Tensor | None = None  # [vocab] times generated, while penalties need it
     seen: Tensor | None = None  # [vocab] whether in prompt or output

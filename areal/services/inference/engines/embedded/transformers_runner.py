@@ -51,7 +51,7 @@ class TransformersRunner:
         self.vocab_size = int(text.vocab_size)
         self.max_positions = _max_positions(text)
         self._caches: list[Any] = []
-        self._vectors: WeakKeyDictionary[Pixels, Tensor] = WeakKeyDictionary()  # of the present weights
+        self._vectors: WeakKeyDictionary[Pixels, Tensor] = WeakKeyDictionary()  # by the present weights
         self._offload: WeightOffload | None = None
         self._parameters = inspect.signature(self.model.forward).parameters
         self._cache_name = next((name for name in _CACHES if name in self._parameters), _CACHES[0])
@@ -250,7 +250,7 @@ def _max_positions(config: Any) -> int:
 def _load(path: Path, dtype: torch.dtype, like: Any = None) -> Any:
     """Return the model in evaluation mode. ``like``: another model of the same configuration, for weights in one file.
     Raises ArealError for missing, additional or mismatched tensors."""
-    library: Any = transformers  # its annotations say less than it does
+    library: Any = transformers  # its annotations are incomplete
     library.utils.logging.disable_progress_bar()
     library.utils.logging.set_verbosity_error()
     options = {"dtype": dtype, "local_files_only": True, "output_loading_info": True, "trust_remote_code": False}
