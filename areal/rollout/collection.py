@@ -40,6 +40,13 @@ if TYPE_CHECKING:
     from areal.client.inference import AsyncInferenceClient, AsyncSession, Style
     from areal.client.loop_thread import LoopThread
 
+_LOAD_S = 120.0
+_AGENT_ARGUMENTS = ("base_url", "api_key", "model")
+_FURTHER = ("messages", "completion")  # arguments of a reward besides OWN_ARGUMENTS
+_FUNCTIONS = "areal.reward.functions"
+_LONGEST_PAUSE_S = 15.0
+_MIN_UNREACHABLE = 4  # unanswered attempts in a row that end the run, besides two for each concurrent episode
+
 
 @dataclass(frozen=True)
 class CollectionPlan:
@@ -69,11 +76,6 @@ class AgentResult:
 
 Agent = Callable[[Example, "AsyncSession", CollectionPlan], Awaitable[AgentResult]]
 """Calls the session. It is cancelled after the plan's timeout."""
-
-_LOAD_S = 120.0
-_AGENT_ARGUMENTS = ("base_url", "api_key", "model")
-_FURTHER = ("messages", "completion")  # arguments of a reward besides OWN_ARGUMENTS
-_FUNCTIONS = "areal.reward.functions"
 
 
 def single_turn(sampling: Mapping[str, object]) -> Agent:
@@ -215,9 +217,6 @@ class RewardScorer:
             raise RewardRaised(done.error)
         return number(done.value)
 
-
-_LONGEST_PAUSE_S = 15.0
-_MIN_UNREACHABLE = 4  # unanswered attempts in a row that end the run, besides two for each concurrent episode
 
 Score = Callable[[Example, AgentResult], Awaitable[float]]
 

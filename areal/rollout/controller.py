@@ -44,6 +44,15 @@ if TYPE_CHECKING:
 ADDRESS, KEY_FILE, MODEL = "AREAL_INFERENCE_ADDR", "AREAL_INFERENCE_KEY_FILE", "AREAL_INFERENCE_MODEL"
 RECORD = "AREAL_INFERENCE_SERVICE"
 _POLL_S = 0.5
+_log = logging.getLogger(__name__)
+_MIN_FAILURES = 8
+_QUEUE_FACTOR = 16
+_MAX_TASKS = 65536
+_TARGET_TTL_S = 30.0
+_LONGEST_WAIT_S = 7 * 24 * 3600.0  # the longest wait without a timeout: users and episodes may take days
+Accept = Callable[[Any], bool] | str | None
+Row = Mapping[str, Any]
+P = ParamSpec("P")
 
 
 class ServiceAddress(NamedTuple):
@@ -128,18 +137,6 @@ async def _wait_servers(client: AsyncInferenceClient, wanted: int, timeout_s: fl
 
 def _serves(client: AsyncInferenceClient, worker: Mapping[str, object]) -> bool:
     return client.model is None or worker.get("model") in (None, client.model)
-
-
-_log = logging.getLogger(__name__)
-_MIN_FAILURES = 8
-_QUEUE_FACTOR = 16
-_MAX_TASKS = 65536
-_TARGET_TTL_S = 30.0
-_LONGEST_WAIT_S = 7 * 24 * 3600.0  # the longest wait without a timeout: users and episodes may take days
-
-Accept = Callable[[Any], bool] | str | None
-Row = Mapping[str, Any]
-P = ParamSpec("P")
 
 
 def _trajectories(

@@ -31,6 +31,9 @@ from typing import Any
 from areal.dataclasses import dataclass, field
 from areal.rollout.failures import Failure
 
+_REMEMBERED_FAILURES = 256
+_MAX_RUNS = 2  # how often a prompt runs whose results are dropped
+
 
 @dataclass(frozen=True)
 class StalenessWindow:
@@ -60,10 +63,6 @@ def capacity(window: StalenessWindow, *, running: int, unconsumed: int, in_train
 def is_stale(window: StalenessWindow, head_version: int, version: int) -> bool:
     """Return whether a result with the oldest token of ``head_version`` is too old to train ``version``."""
     return version - head_version > window.staleness
-
-
-_REMEMBERED_FAILURES = 256
-_MAX_RUNS = 2  # how often a prompt runs whose results are dropped
 
 
 @dataclass(frozen=True)

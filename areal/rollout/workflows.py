@@ -39,6 +39,9 @@ _log = logging.getLogger(__name__)
 
 
 _http_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
+_CACHE_SIZE = 16
+WORKFLOWS: Registry[Any] = Registry("workflow")
+AGENTS_ADDRESS, AGENTS_KEY_FILE, AGENTS_RECORD = "AREAL_AGENTS_ADDR", "AREAL_AGENTS_KEY_FILE", "AREAL_AGENTS_SERVICE"
 
 
 def shared_http_client() -> Any:
@@ -260,11 +263,6 @@ def _with_sample_ids(trajectory: Trajectory, samples: list[int]) -> Trajectory:
         return trajectory
     rows = len(trajectory["attention_mask"])
     return {**trajectory, "sample_ids": torch.tensor(samples, dtype=torch.int32).expand(rows)}
-
-
-_CACHE_SIZE = 16
-WORKFLOWS: Registry[Any] = Registry("workflow")
-AGENTS_ADDRESS, AGENTS_KEY_FILE, AGENTS_RECORD = "AREAL_AGENTS_ADDR", "AREAL_AGENTS_KEY_FILE", "AREAL_AGENTS_SERVICE"
 
 
 def configured_workflow(name: str, default: str, environment: Mapping[str, str]) -> str:

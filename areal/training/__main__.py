@@ -38,6 +38,11 @@ from areal.wire.stage import report_stage
 
 _LARGEST_STATUS = 255
 _HTTP_CLIENTS = ("httpx", "httpx2", "openai", "anthropic")  # these log every call of every episode
+_COLLECTIVES = "torch/distributed/distributed_c10d"
+_TRAIN_EXTRA = frozenset(
+    ("httptools", "mpmath", "numpy", "omegaconf", "orjson", "peft", "pyarrow", "safetensors", "torch")
+) | {"transformers"}
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,13 +106,6 @@ def _is_collective_error(error: BaseException) -> bool:
     """Return whether a collective raised the error, which means that another rank has ended."""
     frames = traceback.extract_tb(error.__traceback__)
     return isinstance(error, RuntimeError) and any(_COLLECTIVES in frame.filename for frame in frames)
-
-
-_COLLECTIVES = "torch/distributed/distributed_c10d"
-_TRAIN_EXTRA = frozenset(
-    ("httptools", "mpmath", "numpy", "omegaconf", "orjson", "peft", "pyarrow", "safetensors", "torch")
-) | {"transformers"}
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def load_driver(path: str) -> Callable[[Sequence[str]], object]:

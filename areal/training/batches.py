@@ -19,6 +19,9 @@ from areal.dataclasses import dataclass, replace
 from areal.errors import UsageFault
 
 Batch = dict[str, Tensor]
+_MAX_SHARE = 0.9  # packing pays if it leaves at most this share of the padded batch's tokens
+_MASKED = 1 << 22  # the most attention scores of trees with a mask
+_PAYS = 2  # times the scores of the padded batch: one tree is computed faster than many short rows
 
 
 def lengths(batch: Mapping[str, Tensor]) -> list[int]:
@@ -238,11 +241,6 @@ def _balanced(lengths: Sequence[int], limits: MicroBatches, max_tokens: int, par
         if parts == len(lengths):
             return None
         parts = min(len(lengths), -(-parts * 5 // 4))
-
-
-_MAX_SHARE = 0.9  # packing pays if it leaves at most this share of the padded batch's tokens
-_MASKED = 1 << 22  # the most attention scores of trees with a mask
-_PAYS = 2  # times the scores of the padded batch: one tree is computed faster than many short rows
 
 
 @dataclass(frozen=True)

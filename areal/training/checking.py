@@ -32,6 +32,10 @@ from areal.resources.tree import FieldPath
 from areal.reward.functions import Parameters, SignatureText, check_columns, columns_read
 from areal.rollout.workflows import configured_workflow
 
+_FIRST_ROWS = 64
+_LARGE = 64 << 20
+_MAX_IMPORTS = 8  # modules through which a function is imported
+
 
 class ConfigAnswer(TypedDict):
     """The faults of a configuration, and the values that it sets; None if they cannot be read."""
@@ -118,10 +122,6 @@ def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]
         )
 
 
-_FIRST_ROWS = 64
-_LARGE = 64 << 20
-
-
 def _is_large_list(file: Path) -> bool:
     """Return whether reading the first rows would read a large file: a JSON list can only be decoded as a whole."""
     if not file.is_file() or file.stat().st_size < _LARGE:
@@ -171,9 +171,6 @@ def _batch_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str
     if count < data.batch_size:
         why = f"a batch of {data.batch_size} is more than the {count} rows of the data set"
         yield ("train_dataset", "batch_size"), f"{why}: lower it, or set train_dataset.drop_last=false"
-
-
-_MAX_IMPORTS = 8  # modules through which a function is imported
 
 
 def written_parameters(name: str, places: Sequence[str]) -> Parameters:

@@ -27,6 +27,7 @@ from typing import Any
 from areal.dataclasses import asdict, dataclass, field, fields
 
 MAX_TRIES = 3
+_MOST_ROWS = 100_000
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,6 @@ def rows_digest(rows: Sequence[Any]) -> str:
         found.update(text.encode())
         found.update(b"\n")
     return found.hexdigest()
-
-
-_MOST_ROWS = 100_000
 
 
 def _with_text_keys(value: Any) -> Any:

@@ -34,6 +34,37 @@ if TYPE_CHECKING:
 
 
 Metrics = dict[str, float]
+DISCOVERY = "prometheus.json"
+_GAUGES = {
+    "reward/mean": ("areal_trainer_reward", "Mean reward of the last step's samples."),
+    "eval/reward/mean": ("areal_trainer_eval_reward", "Mean reward of the last evaluation."),
+    "accuracy": ("areal_trainer_accuracy_ratio", "Share of right answers or preferences."),
+    "loss": ("areal_trainer_loss", "Loss of the last step."),
+    "grad_norm": ("areal_trainer_grad_norm", "Norm of the gradient, before it is clipped."),
+    "lr": ("areal_trainer_learning_rate", "Learning rate of the last update."),
+    "entropy": ("areal_trainer_entropy_nats", "Mean entropy of the sampled tokens' distributions."),
+    "length/mean": ("areal_trainer_answer_tokens", "Mean length of the last step's answers."),
+    "length/truncated": ("areal_trainer_truncated_ratio", "Share of answers that were cut off."),
+    "tokens_per_second": ("areal_trainer_tokens_per_second", "Sampled tokens that were trained on, of the last step."),
+    "version": ("areal_trainer_weight_version", "Version of the weights that were published last."),
+}
+_KLS = {"approx_kl": "update", "ref_kl": "reference", "mismatch_kl": "mismatch"}
+_AGES = {"staleness/mean": "mean", "staleness/max": "max"}
+_WAITS = {
+    "time/rollout": "rollouts",
+    "time/weights": "weight updates",
+    "time/save": "saving",
+    "time/checkpoint": "checkpoints",
+    "time/eval": "evaluation",
+}
+_SHOWN = (
+    ("reward/mean", "reward {}"),
+    ("accuracy", "accuracy {}"),
+    ("loss", "loss {}"),
+    ("tokens_per_second", "{} tokens/s"),
+    ("staleness/max", "staleness {}"),
+    ("lr", "lr {}"),
+)
 
 
 class Tracker(Protocol):
@@ -233,24 +264,6 @@ def _open_trackio(config: BaseExperimentConfig) -> Tracker:
     return _TrackedRun(trackio)
 
 
-DISCOVERY = "prometheus.json"
-_GAUGES = {
-    "reward/mean": ("areal_trainer_reward", "Mean reward of the last step's samples."),
-    "eval/reward/mean": ("areal_trainer_eval_reward", "Mean reward of the last evaluation."),
-    "accuracy": ("areal_trainer_accuracy_ratio", "Share of right answers or preferences."),
-    "loss": ("areal_trainer_loss", "Loss of the last step."),
-    "grad_norm": ("areal_trainer_grad_norm", "Norm of the gradient, before it is clipped."),
-    "lr": ("areal_trainer_learning_rate", "Learning rate of the last update."),
-    "entropy": ("areal_trainer_entropy_nats", "Mean entropy of the sampled tokens' distributions."),
-    "length/mean": ("areal_trainer_answer_tokens", "Mean length of the last step's answers."),
-    "length/truncated": ("areal_trainer_truncated_ratio", "Share of answers that were cut off."),
-    "tokens_per_second": ("areal_trainer_tokens_per_second", "Sampled tokens that were trained on, of the last step."),
-    "version": ("areal_trainer_weight_version", "Version of the weights that were published last."),
-}
-_KLS = {"approx_kl": "update", "ref_kl": "reference", "mismatch_kl": "mismatch"}
-_AGES = {"staleness/mean": "mean", "staleness/max": "max"}
-
-
 class Prometheus:
     """A tracker that exports the newest metrics on ``/metrics`` of the first rank. ``prometheus.json`` in the run's
     folder names it for ``file_sd_configs``; a run that samples from a service also registers it there, for
@@ -318,23 +331,6 @@ def prometheus(config: BaseExperimentConfig, folder: Path, total_steps: int) -> 
 
 def labels(config: BaseExperimentConfig) -> dict[str, str]:
     return {"job": "areal-trainer", "experiment": config.experiment_name, "trial": config.trial_name}
-
-
-_WAITS = {
-    "time/rollout": "rollouts",
-    "time/weights": "weight updates",
-    "time/save": "saving",
-    "time/checkpoint": "checkpoints",
-    "time/eval": "evaluation",
-}
-_SHOWN = (
-    ("reward/mean", "reward {}"),
-    ("accuracy", "accuracy {}"),
-    ("loss", "loss {}"),
-    ("tokens_per_second", "{} tokens/s"),
-    ("staleness/max", "staleness {}"),
-    ("lr", "lr {}"),
-)
 
 
 def bottleneck(metrics: Mapping[str, float]) -> str:

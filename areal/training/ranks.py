@@ -28,6 +28,7 @@ from areal.training.run_folder import FOLDER_VARIABLE
 
 T = TypeVar("T")
 UNSHARDED = Part("fsdp")  # the whole model on each rank
+_MODEL_AXES = ("tensor", "pipeline", "context")
 
 
 @dataclass(frozen=True)
@@ -192,9 +193,6 @@ def require_layout(ranks: Ranks, part: Part, role: str) -> None:
             f"{role}.backend {part} and the run's layout {ranks.layout} cut a model differently",
             hint=f"{role}.backend={ranks.layout}, or leave it out; all models of a run have one layout",
         )
-
-
-_MODEL_AXES = ("tensor", "pipeline", "context")
 
 
 def ensure_layout(config: Any) -> None:

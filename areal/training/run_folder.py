@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "AREAL_RUN_FOLDER"
 ATTEMPT_VARIABLE = "AREAL_ATTEMPT"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json", ".gguf")
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,6 @@ def run_folder(config: BaseExperimentConfig) -> RunFolder:
         return RunFolder(Path(given), attempt)
     root = Path(config.cluster.fileroot).expanduser() / "runs" / config.experiment_name / config.trial_name
     return RunFolder(root.absolute(), attempt)
-
-
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json", ".gguf")
 
 
 def config_files(folder: Path) -> tuple[Path, ...]:

@@ -51,6 +51,11 @@ _log = logging.getLogger(__name__)
 _START_S = 60.0
 _ATTEMPTS = 3
 _END_S = 10.0
+_TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+_PROBE_INTERVAL = 25  # updates; the first is always verified
+_SERVICE = "the run's own inference service"
+_HINT = "rollout.gateway_addr=http://HOST:PORT names one that is there"
+_STOP_S = 60.0
 
 
 def own_address() -> str:
@@ -121,10 +126,6 @@ def _terminate(process: subprocess.Popen[bytes], grace_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-_TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
-_PROBE_INTERVAL = 25  # updates; the first is always verified
 
 
 @contextlib.contextmanager
@@ -205,11 +206,6 @@ def publish(
 def is_probed(version: int, first: int) -> bool:
     """Return whether the update to ``version`` is verified; ``first`` is the run's first."""
     return version == first or version % _PROBE_INTERVAL == 0
-
-
-_SERVICE = "the run's own inference service"
-_HINT = "rollout.gateway_addr=http://HOST:PORT names one that is there"
-_STOP_S = 60.0
 
 
 @contextlib.contextmanager

@@ -22,6 +22,23 @@ from torch import Tensor
 from areal.errors import ArealError
 from areal.files import try_lock
 
+_FIRST = 10_000
+_last = [0]
+Layout = tuple[tuple[str, tuple[int, ...], str], ...]
+"""(name, shape, dtype) of each tensor, in the order of their bytes. Dtypes have the format's names."""
+_NAMES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_ALIGNMENT = 64
+
 
 class TransferProgress:
     """The progress of a transfer. ``ends``: the number of bytes after which each tensor is complete. Written by one
@@ -64,10 +81,6 @@ class TransferProgress:
             self._changed.wait_for(lambda: self._bytes >= end or self._failure is not None)
             if self._bytes < end:
                 raise ArealError(f"the weights did not arrive: {self._failure}")
-
-
-_FIRST = 10_000
-_last = [0]
 
 
 class MemoryFile:
@@ -166,23 +179,6 @@ def is_memory_file(path: Path) -> bool:
             return bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
         except OSError:  # a file on disk
             return False
-
-
-Layout = tuple[tuple[str, tuple[int, ...], str], ...]
-"""(name, shape, dtype) of each tensor, in the order of their bytes. Dtypes have the format's names."""
-
-_NAMES = {
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3",
-}
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-_ALIGNMENT = 64
 
 
 def layout_of(weights: Iterable[tuple[str, Tensor]]) -> Layout:

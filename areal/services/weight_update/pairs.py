@@ -16,6 +16,10 @@ from areal.files import append_line, replace_file
 from areal.services.http.errors import ApiError
 from areal.wire.bodies import UpdateResult
 
+_MOST_VALUES = 10_000  # values of one pair; a transfer needs a few for each rank
+_MOST_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
+
 
 class Mode(StrEnum):
     """The transport of weights: a folder that both sides reach, shared memory of one machine, or a process group."""
@@ -120,9 +124,6 @@ def check_version(pair: Pair, version: int) -> None:
         raise ApiError(409, message, code="version_not_growing", param="version")
 
 
-_MOST_VALUES = 10_000  # values of one pair; a transfer needs a few for each rank
-
-
 class PairMetadata:
     """Small values, and sets that serve as barriers, which the two sides of a pair exchange to set up a transfer."""
 
@@ -160,10 +161,6 @@ class PairMetadata:
     def forget(self, pair: str) -> None:
         self._values.pop(pair, None)
         self._sets.pop(pair, None)
-
-
-_MOST_BYTES = 1 << 20
-_log = logging.getLogger(__name__)
 
 
 class UpdateHistory:

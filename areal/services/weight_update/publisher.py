@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+_CONNECT_S = 300.0
+_UPDATE_S = 3600.0
+_DISCONNECT_S = 60.0
+
 
 class WeightPublisher(Protocol):
     """Publishes weights in one mode. The endpoint's threads call all methods except ``write`` and ``settle``."""
@@ -137,11 +141,6 @@ def serve_endpoint(
 ) -> contextlib.AbstractContextManager[str]:
     """Serve the endpoint while the block runs, and yield its address."""
     return serve_in_thread(WeightEndpoint(publishers, key, loopback=is_loopback(host)).service, host)
-
-
-_CONNECT_S = 300.0
-_UPDATE_S = 3600.0
-_DISCONNECT_S = 60.0
 
 
 class WeightUpdateFailed(ArealError):

@@ -34,6 +34,9 @@ _FILE = "model.safetensors"
 _PROBED_TOKENS = 8
 _KEPT = 2
 _MOST_IN_MEMORY = 3
+_TIMEOUT_S = 300.0  # to form a group, or to send a piece
+_CPU = torch.device("cpu")
+_STAGED = "staged.safetensors"
 
 
 def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float) -> ProbeOfWeights:
@@ -229,11 +232,6 @@ class FolderPublisher:
         if self._mark is not None:
             self._mark.remove()
         shutil.rmtree(self.root, ignore_errors=True)
-
-
-_TIMEOUT_S = 300.0  # to form a group, or to send a piece
-_CPU = torch.device("cpu")
-_STAGED = "staged.safetensors"
 
 
 @dataclass

@@ -26,6 +26,9 @@ from areal.training.batches import Batch
 if TYPE_CHECKING:
     from areal.api.cli_args import PPOActorConfig, RejectionSamplingConfig
 
+Metric = Literal["ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"]
+_LOG_BOUND = 20.0
+
 
 def aggregation(config: PPOActorConfig) -> Aggregation:
     scale = config.loss_scale_factor or config.max_new_tokens
@@ -164,10 +167,6 @@ def rows_with_gradient(batch: Batch, config: PPOActorConfig, *, own_loss: bool =
         return every
     chosen: list[int] = (batch["advantages"] * batch["loss_mask"]).any(1).nonzero()[:, 0].tolist()
     return chosen or every[:1]
-
-
-Metric = Literal["ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"]
-_LOG_BOUND = 20.0
 
 
 @dataclass(frozen=True)

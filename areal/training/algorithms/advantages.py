@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _LOG_BOUND = 30.0
 KLEstimator = Literal["k1", "k2", "k3"]
+Level = Literal["batch", "group"] | None
+Reduce = Callable[[Tensor], Tensor]
+_MAX_ERROR = 0.2  # relative
 
 
 def shape_rewards(rewards: Tensor, lengths: Tensor, config: PPOActorConfig) -> Tensor:
@@ -81,10 +84,6 @@ def token_rewards(rewards: Tensor, loss_mask: Tensor, penalty: Tensor | None = N
     last = (positions * loss_mask.long()).amax(1)
     spread[rows, last] = rewards.float() * loss_mask[rows, last].float()
     return spread if penalty is None else spread - penalty * loss_mask
-
-
-Level = Literal["batch", "group"] | None
-Reduce = Callable[[Tensor], Tensor]
 
 
 def identity(sums: Tensor) -> Tensor:
@@ -226,9 +225,6 @@ def gae_by_turn(
         turn_rewards, turn_values, present, discount=discount, gae_lambda=gae_lambda, bootstrap=bootstrap
     )
     return Advantages(turned.advantages.gather(1, place) * active, turned.returns.gather(1, place) * active)
-
-
-_MAX_ERROR = 0.2  # relative
 
 
 @dataclass

@@ -17,6 +17,10 @@ from areal.api.engine_api import TokenOutputs
 from areal.dataclasses import dataclass
 from areal.errors import UsageFault
 
+_CHUNK_VALUES = 1 << 26  # logits handled at once: 256 MiB of float32
+AggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+_LOG_BOUND = 30.0  # keeps ratios finite, and their squares in the gradient norm
+
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Return the mean of ``values`` over ``mask``; 0 for an empty mask. With ``dim``, that dimension is kept, with size
@@ -40,9 +44,6 @@ def require_token_tensor(name: str, value: object, kind: str, mask: Tensor) -> T
 def sequence_sums(values: Tensor, mask: Tensor) -> Tensor:
     """Return the sum of ``values`` over each row's mask: [B, T] -> [B]."""
     return torch.where(mask.bool(), values, torch.zeros_like(values)).sum(1)
-
-
-_CHUNK_VALUES = 1 << 26  # logits handled at once: 256 MiB of float32
 
 
 def token_logprobs(logits: Tensor, input_ids: Tensor, temperatures: Tensor | None = None) -> Tensor:
@@ -155,9 +156,6 @@ def dpo_loss(
     return PairLoss(-(1 - label_smoothing) * right - label_smoothing * wrong, margins.detach())
 
 
-AggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
-
-
 @dataclass(frozen=True)
 class Aggregation:
     """``mode``, by verl's names:
@@ -187,9 +185,6 @@ class Aggregation:
     def weight(self, mask: Tensor) -> Tensor:
         """Return the number of tokens, or sequences, that ``mean`` averages: a scalar."""
         return mask.sum() if self.mode == "token-mean" else mask.any(1).sum()
-
-
-_LOG_BOUND = 30.0  # keeps ratios finite, and their squares in the gradient norm
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_STATE_BYTES = 16  # per parameter: weight, gradient and two moments in float32
+PACKED = "areal_packed"
+_ROUNDING = 2.0
+_SAVED_AS: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
+"""By model: the names in a checkpoint of parameters that are saved as they are. Each step asks for all of them."""
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 
 def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
@@ -145,9 +151,6 @@ def shard_model(model: nn.Module, config: TrainEngineConfig, ranks: Ranks) -> nn
     return model
 
 
-_STATE_BYTES = 16  # per parameter: weight, gradient and two moments in float32
-
-
 def copies_of_shards(ranks: Ranks, state: int, memory: int) -> int:
     """Return the number of replicas for hybrid sharding (HSDP): 1, or one on each node, so that only gradients are sent
     between nodes, where links are slower. Each node has one if a rank's part of ``state`` bytes then takes at most a
@@ -193,9 +196,6 @@ def _attention_arguments(asked: str) -> dict[str, object]:
     if asked not in known and "/" not in asked:  # a name with a slash is a kernel of the hub
         raise UsageFault(f"attn_impl {asked!r} is unknown{did_you_mean(asked, known)}", hint=", ".join(known))
     return {"attn_implementation": asked}
-
-
-PACKED = "areal_packed"
 
 
 def packed_attention(
@@ -254,9 +254,6 @@ def prepare_packing(model: nn.Module) -> bool:
         about._attn_implementation = "sdpa"
         return False
     return True
-
-
-_ROUNDING = 2.0
 
 
 def _with_adapters(model: nn.Module, config: TrainEngineConfig) -> nn.Module:
@@ -352,10 +349,6 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, group: dis
     return norm
 
 
-_SAVED_AS: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
-"""By model: the names in a checkpoint of parameters that are saved as they are. Each step asks for all of them."""
-
-
 def checkpoint_tensors(model: Any, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a Hugging Face checkpoint for one parameter of ``model``: transformers 5 merges the experts
     of a mixture into one parameter, and checkpoints, which other engines read, have one matrix for each."""
@@ -402,9 +395,6 @@ def _write_weights(weights: dict[str, Tensor], file: Path) -> None:
         save_file(weights, file, {"format": "pt"})
     except SafetensorError as error:
         raise OSError(errno.EIO, str(error), str(file)) from error
-
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 
 class _Replicated(ParallelStyle):

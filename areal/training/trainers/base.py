@@ -37,6 +37,8 @@ from areal.training.run_folder import run_folder
 from areal.wire.stage import report_stage
 from areal.wire.training_health import warnings_of
 
+_REMEMBERED = 5000  # steps: warnings count consecutive ones
+
 
 @dataclass
 class Timer:
@@ -72,9 +74,6 @@ class Timer:
 
     def restore(self, state: dict[str, int]) -> None:
         self.steps, self.epochs, self.fired_at = state["steps"], state["epochs"], None
-
-
-_REMEMBERED = 5000  # steps: warnings count consecutive ones
 
 
 class Trainer(abc.ABC):

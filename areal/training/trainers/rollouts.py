@@ -42,6 +42,16 @@ from areal.trajectories.record import Episode
 from areal.wire.columns import COLUMNS
 from areal.wire.training_health import WITHOUT_SPREAD
 
+_log = logging.getLogger(__name__)
+_MIN_WINDOW = 8
+_REQUIRED = ("input_ids", "attention_mask", "loss_mask", "logprobs", "rewards")
+_TYPES: Mapping[str, torch.dtype] = {
+    **{name: getattr(torch, column.dtype) for name, column in COLUMNS.items()},
+    "truncated": torch.bool,
+    "images": torch.int64,
+}
+"""The columns of ``areal.api.workflow_api.Trajectory``."""
+
 
 class Prompt(dict[str, object]):
     """A prompt: row ``row`` of the data set, a plain dict for workflows. ``position`` counts prompts over epochs,
@@ -72,17 +82,6 @@ class PromptStream:
             position = self.frontier.take()
             row = self.order.row(position)
             yield Prompt(self.dataset[row], position, row, self.frontier.tries.get(position, 0))
-
-
-_log = logging.getLogger(__name__)
-_MIN_WINDOW = 8
-_REQUIRED = ("input_ids", "attention_mask", "loss_mask", "logprobs", "rewards")
-_TYPES: Mapping[str, torch.dtype] = {
-    **{name: getattr(torch, column.dtype) for name, column in COLUMNS.items()},
-    "truncated": torch.bool,
-    "images": torch.int64,
-}
-"""The columns of ``areal.api.workflow_api.Trajectory``."""
 
 
 class PromptsFailed(ArealError):

@@ -21,6 +21,7 @@ from areal.errors import UsageFault
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """The supported values of ``model_type``."""
+Join = Literal["one", "qkv", "gate_up"]
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,6 @@ def architecture(about: Any) -> Architecture:
         expert_feed_forward=about.moe_intermediate_size if has_experts else 0,
         normalize_experts=bool(about.norm_topk_prob) if has_experts else True,
     )
-
-
-Join = Literal["one", "qkv", "gate_up"]
 
 
 @dataclass(frozen=True)

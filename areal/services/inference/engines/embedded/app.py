@@ -50,6 +50,9 @@ Control = Callable[[LoadedModel], Awaitable[Body]]
 Command = Callable[[LoadedModel, Any], Awaitable[Body]]
 _SETTLE_S = 1.0
 _FORGET_S = 600.0
+_TIMEOUT_S = 300.0
+_CONNECT_S = 30.0
+_MOST = 2
 
 
 class EngineRoutes:
@@ -327,11 +330,6 @@ def _given(value: T | None, field: str) -> T:
     if value is None:
         raise bad_field(field, "is required", code="missing_field")
     return value
-
-
-_TIMEOUT_S = 300.0
-_CONNECT_S = 30.0
-_MOST = 2
 
 
 @dataclass

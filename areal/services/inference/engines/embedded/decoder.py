@@ -20,6 +20,11 @@ from areal.dataclasses import dataclass
 from areal.services.inference.engines.embedded.linear import Deltas, Matrix, MatrixForms
 from areal.services.inference.engines.embedded.model_folder import ModelConfig, Rope, buffer_shapes
 
+_STEP = 64  # positions by which rows grow
+_MOST_RUNS = 32  # with more runs of equal lengths, lengths are rounded to multiples of ``_COARSE``
+_COARSE = 32
+_MATRICES = {"qkv", "output", "gate_up", "down", "head"}
+
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
     """Return the angle per position of each rotary pair, [head_dim / 2] float32."""
@@ -44,9 +49,6 @@ def rotations(rope: Rope, head_dim: int, positions: int) -> Tensor:
     """Return exp(i * position * frequency) (RoFormer, arXiv:2104.09864), [positions, head_dim / 2] complex64."""
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
     return torch.polar(torch.ones_like(angles), angles)
-
-
-_STEP = 64  # positions by which rows grow
 
 
 class KVCache:
@@ -119,10 +121,6 @@ class KVCache:
         return torch.zeros(rows, self._heads, width, self._dim, dtype=self._dtype, device=self._device)
 
 
-_MOST_RUNS = 32  # with more runs of equal lengths, lengths are rounded to multiples of ``_COARSE``
-_COARSE = 32
-
-
 @dataclass(frozen=True, slots=True)
 class RowSpan:
     """Rows start:stop. ``width``: the positions of the longest; ``even``: all have the same length."""
@@ -186,9 +184,6 @@ def _runs(lengths: Sequence[int], coarse: int) -> list[RowSpan]:
         runs.append(RowSpan(start, start + len(of_run), widest, min(of_run) == widest))
         start += len(of_run)
     return runs
-
-
-_MATRICES = {"qkv", "output", "gate_up", "down", "head"}
 
 
 @dataclass(frozen=True)

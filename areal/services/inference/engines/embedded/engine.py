@@ -47,6 +47,14 @@ from areal.services.weight_transfer.memory import TransferProgress
 
 T = TypeVar("T")
 P = ParamSpec("P")
+logger = logging.getLogger(__name__)
+Scores = tuple[list[float], list[TopLogprobs]]
+_MOMENT_S = 0.002
+_GATHER_S = 0.02
+# The fixed cost of an attention call, in positions of a row, measured at head_dim 64. An accelerator computes all rows
+# in one call.
+_CALL = {"cpu": 256}
+_NEVER = 2**40
 
 
 class CommandQueue:
@@ -102,18 +110,6 @@ def _between_steps(method: Callable[Concatenate[Engine, P], T]) -> Callable[Conc
         return engine._commands.call(lambda: method(engine, *args, **kwargs))
 
     return call
-
-
-logger = logging.getLogger(__name__)
-
-Scores = tuple[list[float], list[TopLogprobs]]
-
-_MOMENT_S = 0.002
-_GATHER_S = 0.02
-# The fixed cost of an attention call, in positions of a row, measured at head_dim 64. An accelerator computes all rows
-# in one call.
-_CALL = {"cpu": 256}
-_NEVER = 2**40
 
 
 @dataclass

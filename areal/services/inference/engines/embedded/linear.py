@@ -37,6 +37,18 @@ _ops: Any = torch.ops.mkldnn
 # Multiplications from which oneDNN is faster in float32 (measured on Zen 5: level at about this number, and from it on
 # also for a single row).
 _WORTH_A_CALL = 2**22
+_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
+# Options that change how an adapter is computed, with the only value that is supported.
+_PLAIN: dict[str, object] = {
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "use_dora": False,
+    "modules_to_save": None,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "layer_replication": None,
+}
+_serials = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -160,20 +172,6 @@ def keeps_order(dtype: torch.dtype) -> bool:
 
 def _block(weight: Tensor) -> Tensor:
     return _ops._reorder_linear_weight(weight, 1)
-
-
-_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
-# Options that change how an adapter is computed, with the only value that is supported.
-_PLAIN: dict[str, object] = {
-    "bias": "none",
-    "fan_in_fan_out": False,
-    "use_dora": False,
-    "modules_to_save": None,
-    "rank_pattern": {},
-    "alpha_pattern": {},
-    "layer_replication": None,
-}
-_serials = itertools.count(1)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from areal.services.inference.engines.embedded.linear import Adapter
     from areal.services.inference.engines.embedded.runner import ModelRunner
 
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+Report = Callable[[str, int | None, int | None], None]  # stage, done, total
+_CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # shares of the free memory for the KV cache
+
 
 def adapter_folders(lora: Iterable[str]) -> dict[str, Path]:
     """Return folders by name, from texts ``NAME=FOLDER``. Raises UsageFault."""
@@ -55,12 +60,6 @@ def _default_threads() -> int:
     use."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdigit() and int(given) > 0 else max(1, min(16, len(os.sched_getaffinity(0)) // 2))
-
-
-T = TypeVar("T")
-logger = logging.getLogger(__name__)
-Report = Callable[[str, int | None, int | None], None]  # stage, done, total
-_CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # shares of the free memory for the KV cache
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _QKV_BIAS = {"llama": False, "mistral": False, "qwen2": True, "qwen3": False}  # if attention_bias is not given
 _ROPE_TYPES = ("default", "linear", "llama3")
+INDEX = "model.safetensors.index.json"
+_WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+_MOST_MAPPED = 2  # a trainer alternates between two files
 
 
 class UnsupportedArchitecture(Exception):
@@ -162,10 +165,6 @@ def _read(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-INDEX = "model.safetensors.index.json"
-_WIDTHS = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
-
-
 @dataclass(frozen=True)
 class TensorEntry:
     """A tensor of a safetensors file. ``dtype``: the format's name (F32, BF16, ...). ``size``: bytes."""
@@ -261,9 +260,6 @@ def _files(folder: Path) -> list[Path]:
         if not file.is_file():
             raise ArealError(f"{index.name} names {file.name}, which {folder} does not hold")
     return files
-
-
-_MOST_MAPPED = 2  # a trainer alternates between two files
 
 
 class MappedWeights:

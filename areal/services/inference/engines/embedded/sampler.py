@@ -25,6 +25,12 @@ from areal.services.inference.engines.embedded.grammar import keep_allowed
 from areal.services.inference.engines.embedded.scheduler import TokenSequence, TopLogprobs
 from areal.wire.sampling import SamplingParams
 
+_OUT = float("-inf")
+_WIDTHS = (128, 2048)  # numbers of largest logits that are tried before all
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_LOWER = 2**64 - 1
+
 
 class Penalties:
     """Penalties and biases of a batch. Only rows with penalties are computed. Counts are views of the batch's tensors,
@@ -136,10 +142,6 @@ def _column(values: list[float], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
 
 
-_OUT = float("-inf")
-_WIDTHS = (128, 2048)  # numbers of largest logits that are tried before all
-
-
 def keep_only(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Return ``logits`` [n, vocab] with -inf at the tokens that row i's ``params[i]`` drop: by top-k, then top-p
     (arXiv:1904.09751), then min-p (arXiv:2407.01082).
@@ -183,9 +185,6 @@ def _floors(logits: Tensor, limits: Tensor, nuclei: Tensor, width: int) -> tuple
     whole = (limits <= width) | (limits >= vocab)  # rows whose ``total`` is exact
     enough = width == vocab or bool((whole & (open_ended | (count < width) | (limits == width))).all())
     return floors.masked_fill(open_ended, _OUT), enough
-
-
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -288,10 +287,6 @@ def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     # Rounding may raise the threshold to the total, which no token exceeds.
     threshold = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
-
-
-_FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_LOWER = 2**64 - 1
 
 
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:

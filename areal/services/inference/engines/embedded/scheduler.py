@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from areal.wire.sampling import SamplingParams
 
 TopLogprobs = list[tuple[int, float]]
+# Positions that must be free for a new row's growth, so that it is not preempted at once.
+HEADROOM = 64
 
 
 class Finish(StrEnum):
@@ -315,10 +317,6 @@ def common_prefix(one: Sequence[int], other: Sequence[int], shortest: int) -> in
         else:
             high = middle - 1
     return low
-
-
-# Positions that must be free for a new row's growth, so that it is not preempted at once.
-HEADROOM = 64
 
 
 class BatchScheduler:
