@@ -48,14 +48,14 @@ from areal.wire.processes import WEIGHT_UPDATE_FILE, WeightUpdateConfig
 
 _log = logging.getLogger(__name__)
 
-_START_S = 60.0
-_ATTEMPTS = 3
+_START_S = 60.0  # for the weight-update gateway
+_ATTEMPTS = 3  # another process may take its port
 _END_S = 10.0
 _TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 _PROBE_INTERVAL = 25  # updates; the first is always verified
 _SERVICE = "the run's own inference service"
 _HINT = "rollout.gateway_addr=http://HOST:PORT names one that is there"
-_STOP_S = 60.0
+_STOP_S = 60.0  # for the run's own service
 
 
 def own_address() -> str:

@@ -48,11 +48,11 @@ T = TypeVar("T")
 Body = dict[str, object]
 Control = Callable[[LoadedModel], Awaitable[Body]]
 Command = Callable[[LoadedModel, Any], Awaitable[Body]]
-_SETTLE_S = 1.0
-_FORGET_S = 600.0
-_TIMEOUT_S = 300.0
-_CONNECT_S = 30.0
-_MOST = 2
+_SETTLE_S = 1.0  # for clients to read the last tokens before a pause is confirmed
+_FORGET_S = 600.0  # after which staged weights are freed that no update has installed
+_GROUP_TIMEOUT_S = 300.0
+_STORE_TIMEOUT_S = 30.0
+_MAX_IMAGES = 2
 
 
 class EngineRoutes:
@@ -434,8 +434,8 @@ class WeightGroups:
 def _form(place: bodies.JoinGroup, device: torch.device, given_up: threading.Event) -> Any:
     from areal.services.weight_transfer.group import BroadcastGroup, open_store
 
-    store = open_store(place.host, place.port, place.world_size, _CONNECT_S, listen=False)
-    return BroadcastGroup(store, place.rank, place.world_size, _TIMEOUT_S, device, given_up)
+    store = open_store(place.host, place.port, place.world_size, _STORE_TIMEOUT_S, listen=False)
+    return BroadcastGroup(store, place.rank, place.world_size, _GROUP_TIMEOUT_S, device, given_up)
 
 
 def _receive(member: _Member, body: torch.Tensor, reached: Callable[[int], None]) -> None:
@@ -473,7 +473,7 @@ def _image_for(member: _Member, given: object) -> tuple[Image, TransferProgress]
             member.images.remove(image)
             break
     else:
-        if len(member.images) == _MOST:
+        if len(member.images) == _MAX_IMAGES:
             member.images.pop(0).remove()
         image = Image(layout)
     member.images.append(image)

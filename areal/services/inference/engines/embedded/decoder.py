@@ -142,7 +142,7 @@ def _cost(rows: int, width: int, even: bool, call: int) -> int:
     return rows * width + (call if even else call + call // 2)
 
 
-def cut(lengths: Sequence[int], call: int) -> tuple[RowSpan, ...]:
+def cheapest_spans(lengths: Sequence[int], call: int) -> tuple[RowSpan, ...]:
     """Return the cheapest division of rows 0, 1, ... of these lengths into spans. ``call``: as in ``RowSpan.cost``.
 
     Attention over a span costs as much as if all of its rows were as long as the longest. Each span costs a call, and a
@@ -327,7 +327,7 @@ class LlamaDecoder:
         """Whether a matrix keeps its weight in another memory order."""
         return any(matrix.reorders for matrix in self._matrices.values())
 
-    def large(self) -> Iterator[tuple[str, Tensor]]:
+    def large_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the buffers with nearly all of the memory: ``release`` frees them, and ``install`` sets them again."""
         yield "embed", self._tensors["embed"]
         for name, matrix in self._matrices.items():

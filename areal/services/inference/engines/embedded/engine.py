@@ -27,7 +27,7 @@ import torch
 
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError, Conflict
-from areal.services.inference.engines.embedded.decoder import RowSpan, cut
+from areal.services.inference.engines.embedded.decoder import RowSpan, cheapest_spans
 from areal.services.inference.engines.embedded.linear import Adapter
 from areal.services.inference.engines.embedded.runner import Adapters, ModelRunner, PartImages
 from areal.services.inference.engines.embedded.sampler import Sampled, SamplerBatch
@@ -442,7 +442,7 @@ class Engine:
             newest = [sequence.tokens(sequence.length - 1, sequence.length)[0] for sequence in sequences]
             self._set_batch(SamplerBatch(sequences, self.vocab_size, device), torch.tensor(newest, device=device))
         lengths = [sequence.cached + 1 for sequence in sequences]
-        self._spans, self._grown = cut(lengths, _CALL.get(device.type, _NEVER)), 0
+        self._spans, self._grown = cheapest_spans(lengths, _CALL.get(device.type, _NEVER)), 0
 
     def _set_batch(self, batch: SamplerBatch, tokens: torch.Tensor) -> None:
         """Continue with this batch, whose newest tokens are ``tokens``; ``_bind`` sets the spans."""

@@ -67,7 +67,7 @@ class Matrix:
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         self._held = MatrixForms()
-        multiplies = device.type == "cpu" and blocks(dtype)
+        multiplies = device.type == "cpu" and onednn_supports(dtype)
         if not multiplies:
             self._onednn_from = 2**62  # rows from which oneDNN multiplies
         elif dtype == torch.float32:
@@ -137,7 +137,7 @@ class Matrix:
 
 
 @cache
-def blocks(dtype: torch.dtype) -> bool:
+def onednn_supports(dtype: torch.dtype) -> bool:
     """Return whether oneDNN supports ``dtype`` and multiplies correctly."""
     library: Any = torch.backends.mkldnn
     if dtype not in (torch.float32, torch.bfloat16) or not library.is_available():

@@ -203,13 +203,13 @@ def _prefers_float32(dtype: str, folder: Path) -> bool:
     leaves half of the memory."""
     import torch
 
-    from areal.services.inference.engines.embedded.linear import blocks
+    from areal.services.inference.engines.embedded.linear import onednn_supports
     from areal.services.inference.engines.embedded.runner import free_bytes
 
     if dtype == "float16":
         return True
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return not blocks(torch.bfloat16) and 4 * weights <= free_bytes(torch.device("cpu"))
+    return not onednn_supports(torch.bfloat16) and 4 * weights <= free_bytes(torch.device("cpu"))
 
 
 def _limits(

@@ -391,7 +391,7 @@ class DecoderRunner:
 
     @torch.inference_mode()
     def release(self) -> None:
-        self._offload = WeightOffload(self._decoder.large(), self.device)
+        self._offload = WeightOffload(self._decoder.large_buffers(), self.device)
         self._decoder.release()
         self._end_lease()
         self._maps.forget()

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.services.inference.engines.embedded.decoder import KVCache, RowSpan, cut
+from areal.services.inference.engines.embedded.decoder import KVCache, RowSpan, cheapest_spans
 
 from .support import STEADY
 
@@ -84,19 +84,19 @@ def cost(spans: list[RowSpan] | tuple[RowSpan, ...]) -> int:
     ],
 )
 def test_rows_are_split_when_cheaper(lengths: list[int], expected: list[tuple[int, int, int, bool]]) -> None:
-    assert cut(lengths, CALL) == tuple(RowSpan(*each) for each in expected)
+    assert cheapest_spans(lengths, CALL) == tuple(RowSpan(*each) for each in expected)
 
 
 @given(st.lists(st.sampled_from([1, 2, 3, 30, 60, 90, 300, 310]), min_size=1, max_size=9))
 @STEADY
 def test_split_has_minimum_cost(lengths: list[int]) -> None:
-    assert cost(cut(lengths, CALL)) == min(map(cost, every_cut(lengths)))
+    assert cost(cheapest_spans(lengths, CALL)) == min(map(cost, every_cut(lengths)))
 
 
 @given(st.lists(st.integers(1, 4000), min_size=1, max_size=128), st.sampled_from([0, 1, 512, 2**40]))
 @STEADY
 def test_every_row_is_in_one_covering_span(lengths: list[int], call: int) -> None:
-    spans = cut(lengths, call)
+    spans = cheapest_spans(lengths, call)
     assert [row for span in spans for row in range(span.start, span.stop)] == list(range(len(lengths)))
     for span in spans:
         own = lengths[span.start : span.stop]

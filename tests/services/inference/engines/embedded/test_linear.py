@@ -32,7 +32,7 @@ def test_project_in_any_layout_equals_product(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, shape: tuple[int, int], rows: int, blocked: bool
 ) -> None:
     if not blocked:
-        monkeypatch.setattr(linear, "blocks", lambda dtype: False)
+        monkeypatch.setattr(linear, "onednn_supports", lambda dtype: False)
     held = Matrix(shape, dtype, CPU)
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -173,11 +173,11 @@ def test_auto_dtype_is_float32_on_cpu_without_bfloat16(instructions: str, tmp_pa
     code = f"""
 import torch
 from pathlib import Path
-from areal.services.inference.engines.embedded.linear import blocks
+from areal.services.inference.engines.embedded.linear import onednn_supports
 from areal.services.inference.engines.embedded.loading import _dtype
 cpu, folder = torch.device("cpu"), Path({str(tmp_path)!r})
 chosen = [_dtype(asked, "bfloat16", cpu, folder) for asked in ("auto", "bfloat16", "float32")]
-print(blocks(torch.bfloat16), *chosen)
+print(onednn_supports(torch.bfloat16), *chosen)
 """
     isa = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"} if instructions == "avx2" else {}
     environment = {**os.environ, **isa}

@@ -98,7 +98,7 @@ class Sglang:
         assert (await request.json())["action"] == "checksum"
         runner: Any = self._core.engine._runner
         digest = hashlib.sha256()
-        for _, tensor in runner._decoder.large():
+        for _, tensor in runner._decoder.large_buffers():
             digest.update(tensor.contiguous().numpy().tobytes())
         checksum = digest.hexdigest()
         return web.json_response({"success": True, "message": "Success.", "per_engine_checksum": checksum})
