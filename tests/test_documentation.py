@@ -75,6 +75,14 @@ def test_architecture_names_existing_classes() -> None:
         ("when a data proxy refuses a weight update", "areal/services/inference/data_proxy/weights.py", "WeightRoutes"),
         ("a tool-call format", "areal/wire/parsers.py", "_TOOL_CALLS"),
         ("a tool-call format", "areal/services/inference/data_proxy/parsers/registry.py", "TOOL_FORMATS = ("),
+        ("which calls count as repetitions", "areal/services/inference/recorder/changes.py", "def reward_once"),
+        ("the deadline of a weight update's calls", "areal/services/weight_update/updating.py", "_TRANSFER_S ="),
+        ("which failed episodes are repeated", "areal/rollout/episodes.py", "_RETRYABLE ="),
+        ("the names and files of checkpoints", "areal/training/checkpoints.py", "_FOLDER_NAME ="),
+        ("how a job of Slurm or Ray is read", "areal/runtime/backends/slurm_job.py", "def parse_squeue"),
+        ("how `--set` is parsed", "areal/resources/render.py", 'FLAG = "--set"'),
+        ("an alert", "areal/wire/training_health.py", "def warnings_of"),
+        ("a column of `areal get`", "areal/cli/objects.py", "def columns_for"),
     ],
 )
 def test_architecture_names_file_to_change(task: str, file: str, definition: str) -> None:
