@@ -73,7 +73,7 @@ def test_registry_takes_names_and_import_paths() -> None:
         ("broken_driver:main", "its import of not_installed_at_all failed"),
     ],
 )
-def test_unresolvable_name_error_says_where_it_ends(
+def test_unresolvable_name_error_names_missing_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
 ) -> None:
     (tmp_path / "broken_driver.py").write_text("import not_installed_at_all\n")

@@ -26,7 +26,7 @@ def printed(areal: Areal, *words: str) -> dict[str, Any]:
     return document
 
 
-def test_run_with_agent_only_sets_nothing_else(areal: Areal) -> None:
+def test_run_with_only_agent_sets_no_other_field(areal: Areal) -> None:
     assert printed(areal, "--agent", "my_agent:MyAgent") == {
         "apiVersion": "areal.dev/v1alpha1",
         "kind": "AgentService",

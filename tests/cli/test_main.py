@@ -52,9 +52,7 @@ def test_unknown_subcommand_suggests_from_its_group(areal: Areal) -> None:
         (("scale", "inf/x", "--replicas", "2", "--dry-run"), "hint: areal diff -f FILE prints the plan"),
     ],
 )
-def test_habits_of_kubectl_are_answered_with_what_does_the_same(
-    areal: Areal, words: tuple[str, ...], answer: str
-) -> None:
+def test_kubectl_commands_are_answered_with_their_equivalent(areal: Areal, words: tuple[str, ...], answer: str) -> None:
     result = areal(*words)
     assert result.code in (2, 4) and result.out == ""
     assert answer in result.err

@@ -89,7 +89,7 @@ def test_mutating_command_outlives_its_reader(
 
 
 @pytest.mark.parametrize("command", ["get -w", "events -w"])
-def test_watch_ends_with_its_reader_although_nothing_happens(record: Callable[..., StoredObject], command: str) -> None:
+def test_watch_ends_with_its_reader_without_events(record: Callable[..., StoredObject], command: str) -> None:
     record("InferenceService", "default", {"suspend": True})
 
     found = shell(f"timeout 30 {AREAL} {command} | head -1; exit ${{PIPESTATUS[0]}}")

@@ -131,7 +131,7 @@ def test_record_without_revision_is_replaced_by_its_manifest(
     assert areal("doctor").code == areal("diff", "--drift").code == 0
 
 
-def test_folder_without_record_is_no_object(areal: Areal, recorded: Callable[[str], Path]) -> None:
+def test_folder_without_record_is_not_an_object(areal: Areal, recorded: Callable[[str], Path]) -> None:
     (recorded("model/half").parent / "revisions").mkdir(parents=True)  # a full disk, or a killed command
     lost = areal("get", "model/half")
     assert lost.code == 4 and "half" not in lost.err.replace("Model/half", "", 1), lost

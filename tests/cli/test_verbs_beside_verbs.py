@@ -166,7 +166,7 @@ def test_rollback_keeps_scale(box: Machine) -> None:
     assert (box.fields()["spec.env.A"], box.fields()["spec.replicas"]) == ("1", 2)
 
 
-def test_manifest_that_takes_a_field_at_its_value_is_no_change_of_metadata(box: Machine) -> None:
+def test_manifest_that_sets_field_to_its_present_value_changes_no_metadata(box: Machine) -> None:
     box.apply(manifest_of({}))
     assert box.areal("scale", "model/m", "--replicas", "2")[0] == 0
     code, text = box.apply(manifest_of({"replicas": 2}), "--dry-run")

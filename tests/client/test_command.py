@@ -9,7 +9,7 @@ from areal.errors import ArealError
 from areal.runtime.leases import FIRST_PORT, LAST_PORT
 
 
-def test_free_ports_differ_and_nobody_else_hands_them_out() -> None:
+def test_free_ports_are_distinct_and_outside_the_automatic_range() -> None:
     with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
         low, high = map(int, file.read().split())
     ports = [command.free_port() for _ in range(200)]

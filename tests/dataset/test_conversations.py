@@ -256,7 +256,7 @@ def test_text_prompt_of_pairs_of_messages_is_a_question(tmp_path: Path, tokenize
         get_custom_dataset(path=str(lines(tmp_path / "p.jsonl", [pair])), type="dpo", tokenizer=tokenizer)
 
 
-def test_prompt_that_pairs_repeat_stands_once(tmp_path: Path, tokenizers: Any) -> None:
+def test_prompt_that_pairs_repeat_is_stored_once(tmp_path: Path, tokenizers: Any) -> None:
     sides = {"chosen": [USER, RAIN], "rejected": [USER, {**RAIN, "content": "Snow."}]}
     rows = [
         sides,

@@ -232,7 +232,7 @@ def test_reconcile_keeps_unreadable_model_serving(two: Box) -> None:
     two.ok("reconcile")
 
 
-def test_no_new_key_is_made_beside_running_processes(two: Box) -> None:
+def test_no_new_key_is_created_while_processes_run(two: Box) -> None:
     path = two.home / "credentials/default"
     key = path.read_bytes()
     path.unlink()

@@ -60,7 +60,7 @@ ALL = ["inferenceservice/own", "model/own", "trainjob/own"]
 
 
 @pytest.mark.slow
-def test_job_brings_service_that_suspends_and_deletes_with_it(jobs: Box) -> None:
+def test_service_of_job_is_suspended_and_deleted_with_it(jobs: Box) -> None:
     done = jobs.folder / "done"
     arguments = ("--config", "own.yaml", "--name", "own", "--restart", "on-failure", f"until={done}", "fail=1")
     jobs.ok("train", "start", *arguments)

@@ -137,7 +137,7 @@ async def test_answer_of_any_framing_is_read(pool: HttpClient, answer: bytes) ->
         assert await ask(pool, url) == b"hello"
 
 
-async def test_trailers_are_no_headers(pool: HttpClient) -> None:
+async def test_trailers_are_not_read_as_headers(pool: HttpClient) -> None:
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-A: 1\r\n\r\n"
     async with worker(says(head + b"2\r\nhe\r\n0\r\nX-A: 2\r\nX-B: 3\r\n\r\n")) as url:
         async with asyncio.timeout(10), pool.call("POST", url, "/x", {}, b"") as answer:

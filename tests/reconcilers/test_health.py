@@ -87,7 +87,7 @@ def test_partial_failure_is_degraded_but_ready(answer: dict[str, Any], reason: s
     assert {each.reason for each in down if each.type == "Degraded"} == {"CrashLoop"}
 
 
-def test_answer_without_a_failure_is_no_condition() -> None:
+def test_response_without_failure_sets_no_condition() -> None:
     for answer in ({}, {"journal_damaged": 0}, {"journal_damaged": True}, {"weights_not_kept": None}):
         assert notice_of(answer) is None
 
@@ -160,7 +160,7 @@ def test_rolling_update_counts_routed_replica() -> None:
     assert health(replace(world(both), routes=observed.routes)).phase == "Ready"
 
 
-def test_process_that_cannot_be_seen_counts_before_one_that_ended() -> None:
+def test_invisible_process_is_preferred_to_ended_one() -> None:
     """As in a copied home, or with a damaged record, after a restart: the predecessor says nothing about the health."""
     _, item, observed = steady()
     ended = [
@@ -274,7 +274,7 @@ def test_running_job_reports_step_age_and_eta(tmp_path: Path, phase: str, step: 
     assert _progress(home, Ref("TrainJob", "grpo"), status, "completed", 7.0) == told
 
 
-def test_wait_says_once_why_an_attempt_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_reports_failed_attempt_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     again = "attempt 2: the one before exited 1: error: no rows"
     messages = ["", again, "attempt 2: exited 1; next start in 3 s: error: no rows", "attempt 3: the one before", ""]
     states = [SimpleNamespace(phase="Running", message=each, age_s=1.0, conditions=()) for each in messages]

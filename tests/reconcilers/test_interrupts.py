@@ -34,7 +34,7 @@ def test_interrupted_apply_exits_130_and_starts_nothing(tmp_path: Path) -> None:
     assert list(ObjectStore(context.home).list()) == []
 
 
-def test_interrupted_delete_says_that_the_object_stays(tmp_path: Path) -> None:
+def test_interrupted_delete_reports_that_object_remains(tmp_path: Path) -> None:
     context = Context(Home(tmp_path), "someone", "apply")
     suspended = {**SERVICE, "spec": {"suspend": True}}
     assert apply(context, ApplyRequest(RenderRequest(manifests=(suspended,))), lambda _: True).exit_code == 0

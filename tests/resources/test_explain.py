@@ -52,7 +52,7 @@ def test_explain_accepts_every_path_form(path: str) -> None:
     assert explain(path).startswith("KIND:")
 
 
-def test_explain_knows_every_field() -> None:
+def test_explain_describes_every_field() -> None:
     for kind in KINDS:
         for path, _ in all_fields(spec_model(kind)):
             dotted = path_text(path).replace("[]", "").replace("[*]", ".any").replace("*", "any")

@@ -94,7 +94,7 @@ def test_symlink_is_not_resolved(there: Path) -> None:
     assert with_absolute_paths("Model", {"path": "latest"})["path"] == str(there / "cwd" / "latest")
 
 
-def test_folder_of_the_same_name_is_no_part_of_this_package(tmp_path: Path) -> None:
+def test_folder_named_areal_does_not_shadow_package(tmp_path: Path) -> None:
     for name in ("areal/reward", "areal/api"):
         (tmp_path / name).mkdir(parents=True)
     assert import_fault("areal.reward.gsm8k:gsm8k_reward_fn", [str(tmp_path), *sys.path]) is None

@@ -88,7 +88,7 @@ def test_expressions_are_accepted_for_any_value(kind: str) -> None:
     assert not errors, [(list(error.path), error.message) for error in errors]
 
 
-def test_combined_schema_knows_generate_lists_and_overlays() -> None:
+def test_combined_schema_accepts_generate_lists_and_overlays() -> None:
     template = {"kind": "Model", "metadata": {"name": "${{ item }}"}, "spec": {"backend": "embedded", "path": "x"}}
     assert _accepts(_COMBINED, {"apiVersion": API_VERSION, "generate": {"each": [1, 2]}, "template": template})
     assert _accepts(_COMBINED, {"generate": {"matrix": {"a": "${{ values.a }}"}}, "template": [template]})

@@ -511,7 +511,7 @@ def test_call_within_interrupts_slow_call_on_any_thread() -> None:
 
 
 @pytest.mark.parametrize("reward", [gsm8k_reward_fn, math_verify_reward_fn])
-def test_what_is_no_text_is_refused_by_its_type(reward: Callable[..., float]) -> None:
+def test_values_that_are_not_text_are_refused_by_type(reward: Callable[..., float]) -> None:
     for completion in (None, b"18", ["18"], 18):
         with pytest.raises(TypeError, match=f"the completion is a {type(completion).__name__}, not a text"):
             reward("q", completion, answer="18")

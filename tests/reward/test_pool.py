@@ -60,7 +60,7 @@ async def test_raising_reward_is_reported_and_process_continues(reward: Any, err
     assert await AsyncRewardWrapper(rewards.process_id, max_workers=1)() == before
 
 
-async def test_number_that_cannot_be_passed_on_fails_its_call_alone() -> None:
+async def test_number_that_cannot_be_serialized_fails_only_its_call() -> None:
     done = await AsyncRewardWrapper(rewards.of_own_class_if_long).each([(("p", each), {}) for each in ("abc", "abcd")])
     assert done[0] == 3.0 and "cannot be passed on" in str(done[1])
 
@@ -462,7 +462,7 @@ async def test_each_returns_errors_beside_values() -> None:
     assert isinstance(hung, RewardTimeout)
 
 
-async def test_result_that_cannot_be_passed_on_fails_its_call_alone() -> None:
+async def test_result_that_cannot_be_serialized_fails_only_its_call() -> None:
     reward = AsyncRewardWrapper(rewards.tricky, timeout_seconds=5, max_retries=0)
     for _ in range(2):  # one by one until the function's duration is known, then in one job
         first, generator, last = await reward.each([((prompt,), {}) for prompt in ("1", "yields", "0.5")])
@@ -471,7 +471,7 @@ async def test_result_that_cannot_be_passed_on_fails_its_call_alone() -> None:
         assert str(generator).endswith("cannot be passed on: cannot pickle 'generator' object")
 
 
-async def test_each_runs_functions_in_one_process_and_coroutines_here() -> None:
+async def test_each_runs_functions_in_one_process_and_coroutines_in_caller() -> None:
     reward = AsyncRewardWrapper(rewards.process_id)
     await reward.each([((), {})] * 8)
     assert len(set(await reward.each([((), {})] * 8))) == 1

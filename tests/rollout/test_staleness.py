@@ -49,7 +49,7 @@ def test_capacity_respects_bounds_and_decreases_per_start(
     assert after == max(0, free - 1)
 
 
-async def test_episode_that_runs_again_as_it_ends_is_one_of_those_in_flight() -> None:
+async def test_episode_that_runs_again_at_its_end_is_in_flight() -> None:
     """Its result was too old at once, and a caller waits: the second run begins before the end of the first is seen."""
     versions = iter((0, 5))
     executor: Executor

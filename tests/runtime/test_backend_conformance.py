@@ -280,7 +280,7 @@ def test_claim_ports_after_run_ended_returns_same_ports(backend: Backend) -> Non
     assert backend.claim_ports(2, owner="Model/a", prefer=ports) == ports
 
 
-def test_runs_started_from_threads_are_all_there(backend: Backend) -> None:
+def test_runs_started_from_threads_all_exist(backend: Backend) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     def start(number: int) -> RunState:

@@ -65,7 +65,7 @@ def test_commands_of_copied_home_signal_no_original_process(pair: tuple[LocalBac
     assert original.stop("r1").was_alive
 
 
-def test_copied_run_can_be_forgotten_and_started_anew(
+def test_copied_run_can_be_forgotten_and_started_again(
     pair: tuple[LocalBackend, LocalBackend],
 ) -> None:
     original, copy = pair

@@ -85,7 +85,7 @@ def test_never_started_intent_is_forgotten(local: LocalBackend) -> None:
     assert local.observe() == {}
 
 
-def test_starting_run_is_no_problem(local: LocalBackend) -> None:
+def test_starting_run_is_not_reported(local: LocalBackend) -> None:
     seen: list[object] = []
 
     local.start(run_spec(), on_pid=lambda pid: seen.append(local.inspect()))
@@ -134,7 +134,7 @@ def test_leftover_folder_is_removed(local: LocalBackend) -> None:
     assert not leftover.exists()
 
 
-def test_shared_port_without_first_holder_is_no_problem(local: LocalBackend) -> None:
+def test_shared_port_without_first_holder_is_accepted(local: LocalBackend) -> None:
     (port,) = local.claim_ports(1, owner="Model/qwen")
     local.release_claims()
     local.start(run_spec("old", shared_ports=(port,)))
@@ -144,7 +144,7 @@ def test_shared_port_without_first_holder_is_no_problem(local: LocalBackend) -> 
     assert local.inspect() == ()
 
 
-def test_run_that_lost_its_folder_is_one_problem_and_named_by_its_port(local: LocalBackend, tmp_path: Path) -> None:
+def test_run_without_folder_is_reported_once_with_its_port(local: LocalBackend, tmp_path: Path) -> None:
     (port,) = local.claim_ports(1, owner="Model/a")
     code = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(1000)"
     local.start(run_spec(argv=python(code), ports=(port,)))

@@ -161,7 +161,7 @@ def test_living_process_is_alive(me: ProcessIdentity) -> None:
         ("pid_namespace", "pid:[1]", Liveness.UNKNOWN),
     ],
 )
-def test_liveness_with_one_changed_field_is_what_is_provable(
+def test_liveness_with_one_changed_field_is_unknown_unless_provable(
     me: ProcessIdentity, field: str, value: object, expected: Liveness
 ) -> None:
     assert liveness(dataclasses.replace(me, **{field: value})) is expected  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def test_tokens_are_painted_on_a_terminal(file: Path, tmp_path: Path, words: tup
 
 
 @pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_nothing_is_painted_when_disabled(file: Path, env: dict[str, str]) -> None:
+def test_no_colours_are_written_when_disabled(file: Path, env: dict[str, str]) -> None:
     output = on_a_terminal(file, **env)
     assert "\x1b" not in output
     assert "prompt:\n    1 2\n  answer:\n    3" in output

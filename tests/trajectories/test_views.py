@@ -239,7 +239,7 @@ def test_page_script_is_valid_javascript(tmp_path: Path) -> None:
 
 
 @given(st.recursive(st.text() | st.floats(allow_nan=False, allow_infinity=False) | st.none(), st.lists))
-def test_embedded_data_round_trips_and_ends_no_element(document: object) -> None:
+def test_embedded_data_round_trips_without_closing_its_element(document: object) -> None:
     text = harmless(document)
     assert json.loads(text) == document
     assert not set("<>&\u2028\u2029") & set(text)

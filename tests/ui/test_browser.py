@@ -364,7 +364,7 @@ def test_server_ending_under_open_page_is_reported(objects: None, tab: Callable[
     assert "qwen-1" in it.page.inner_text("main"), "what was read stays"
 
 
-def test_view_opened_while_server_was_away_is_shown_once_it_is_back(objects: None, tab: Callable[..., Tab]) -> None:
+def test_view_opened_while_server_is_down_loads_after_restart(objects: None, tab: Callable[..., Tab]) -> None:
     it = tab(noisy=True)
     it.open()
     it.page.wait_for_selector("text=qwen-1")

@@ -56,7 +56,7 @@ def test_body_may_have_unknown_fields_and_null_for_a_default() -> None:
     assert read_fields(StartSession, body, lenient=True) == StartSession(task_id="t")
 
 
-def test_disconnect_tells_missing_left_from_null() -> None:
+def test_disconnect_distinguishes_missing_left_from_null() -> None:
     assert read_fields(DisconnectPair, {"pair_name": "p"}, lenient=True).left == "unknown"
     assert read_fields(DisconnectPair, {"pair_name": "p", "left": None}, lenient=True).left is None
 

@@ -109,12 +109,12 @@ def test_log_repeats_warning_when_its_steps_double(count: int, due: bool) -> Non
     ids=["kl-spike", "not-finite", "reward-collapse"],
 )
 def test_log_reports_lasting_warning_once(found: list[dict[str, Any]]) -> None:
-    said, held = [], set[str]()
+    reported, held = [], set[str]()
     for count in range(1, len(found) + 1):
         now = warnings_of(found[:count])
-        said += [each.rule for each in now if each.is_due(held)]
+        reported += [each.rule for each in now if each.is_due(held)]
         held = {each.rule for each in now}
-    assert len(said) == 1
+    assert len(reported) == 1
 
 
 @given(

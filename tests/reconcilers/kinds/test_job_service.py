@@ -52,7 +52,7 @@ def recorded(found: dict[str, Wanted]) -> list[StoredObject]:
     return [replace(target.object, uid=target.ref) for target in targets]
 
 
-def test_job_with_engine_layout_brings_service_and_model() -> None:
+def test_job_with_engine_layout_declares_service_and_model() -> None:
     found = expanded(job(env={"OMP_NUM_THREADS": "1"}))
     assert list(found) == ["InferenceService/learn", "Model/mine", "TrainJob/learn"]
     assert found["TrainJob/learn"].spec["rollout"] == {"service": "learn", "model": "mine"}
@@ -110,7 +110,7 @@ def test_workflow_with_images_needs_the_embedded_engine(backend: str, is_refused
         ({**CONFIG, "rollout": {"backend": "external"}}, {}),
     ],
 )
-def test_job_with_named_or_no_service_brings_none(config: Any, spec: dict[str, Any]) -> None:
+def test_job_with_named_or_without_service_declares_none(config: Any, spec: dict[str, Any]) -> None:
     found = expanded(job(config, **spec))
     assert list(found) == ["TrainJob/learn"]
     assert found["TrainJob/learn"].spec.get("rollout") == spec.get("rollout")

@@ -216,7 +216,7 @@ def test_only_a_full_disk_is_called_full(code: int, name: str, status: int, is_f
 
 
 @pytest.mark.parametrize(("content", "is_corrupt"), [(b"no database" * 100, True), (None, False)])
-async def test_failing_read_says_whether_the_journal_is_corrupt(
+async def test_failing_read_reports_whether_journal_is_corrupt(
     tmp_path: Path, content: bytes | None, is_corrupt: bool
 ) -> None:
     process = await open_journal_store(tmp_path, "one", open_agent_journal)

@@ -51,7 +51,7 @@ def test_every_worker_computes_with_updated_weights(side: Build, mode: str) -> N
 
 
 @pytest.mark.extended
-def test_only_worker_computes_with_weights_that_it_replaced(side: Build) -> None:
+def test_only_worker_serves_weights_of_one_call(side: Build) -> None:
     here = side(1)
     pair, (proxy,), key = here.pair("shm"), here.proxies, here.processes.key
     pair.connect()

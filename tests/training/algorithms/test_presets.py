@@ -131,7 +131,7 @@ PAPERS: dict[str, Callable[[Answers], Tensor]] = {
 }
 
 
-def test_every_preset_has_its_paper_here() -> None:
+def test_every_preset_is_listed_with_its_paper() -> None:
     assert set(PAPERS) == set(PRESETS)
 
 

@@ -234,7 +234,7 @@ def test_configured_settings_survive_restart(own: Pair, tmp_path: Path) -> None:
     assert told == {"idle_timeout": 90, "turn_timeout": 9, "max_concurrent": 4, "health_period": 0.5}  # the flag wins
 
 
-def test_metrics_tell_sessions_and_turns(own: Pair) -> None:
+def test_metrics_count_sessions_and_turns(own: Pair) -> None:
     session = own.start()
     own.say(session, "a")
     own.turn(session, "fail")

@@ -77,7 +77,7 @@ def test_reply_reports_service_overhead(service: AgentService, path: str, stream
         assert int(answer.headers["x-areal-overhead-us"]) > 0
 
 
-def test_calls_that_the_agent_made_are_finished_work(service: AgentService) -> None:
+def test_calls_that_the_agent_executed_are_final(service: AgentService) -> None:
     output = service.respond("tools").json()["output"]
     assert [item["type"] for item in output] == [*["mcp_call"] * 2, "message"]
     calls = output[:2]

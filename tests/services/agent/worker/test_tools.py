@@ -110,7 +110,7 @@ def test_failing_tool_reports_error(worker: Process) -> None:
 
 
 @pytest.mark.parametrize("value", ['"\\ud800"', "NaN"])
-def test_arguments_that_are_no_json_end_no_connection(worker: Process, value: str) -> None:
+def test_arguments_that_are_not_json_keep_connection_open(worker: Process, value: str) -> None:
     refused = answer(worker, f'add {{"a": 1, "b": {value}}}')["summary"]
     assert refused.startswith("failed: the arguments of add cannot be written as JSON: ")
     assert answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3"

@@ -25,7 +25,7 @@ async def test_body_of_any_framing_is_read() -> None:
         assert (await fixture.ask(get())).body == b""
 
 
-async def test_trailers_are_no_headers() -> None:
+async def test_trailers_are_not_read_as_headers() -> None:
     async def names(request: Request) -> AnyResponse:
         await request.read(100)
         return Response(200, " ".join(request.headers).encode())
@@ -258,7 +258,7 @@ async def test_upgrade_is_ignored() -> None:
         assert await caller.ended()
 
 
-async def test_upgrade_of_http_1_0_is_answered_so() -> None:
+async def test_upgrade_of_http_1_0_is_refused() -> None:
     async with serving(echo) as fixture, fixture.caller() as caller:
         await caller.say(CHUNKED.replace(b"1.1", b"1.0").replace(b"\r\n\r\n", b"\r\nUpgrade: h2c\r\n\r\n"))
         assert (await caller.answer()).status == 400

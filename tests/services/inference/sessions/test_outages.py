@@ -135,7 +135,7 @@ def test_session_starts_once_a_data_proxy_is_there(build: Build) -> None:
 
 
 @pytest.mark.extended
-def test_every_relay_knows_every_session(service: RecordingService) -> None:
+def test_every_relay_finds_every_session(service: RecordingService) -> None:
     """Each call may reach another relay: connections are new ones, and the kernel deals them out."""
     own = service.begin(api_key="the-key-of-somebody")
     for rollout in (*service.on_each_replica(), own):

@@ -381,7 +381,7 @@ class DecoderRunner:
         return new
 
     def _end_lease(self) -> None:
-        """End the lease of borrowed weights that are no longer in use."""
+        """End the lease of borrowed weights after their use."""
         if self._source is not None:
             self._source.end()
             self._source = None

@@ -121,16 +121,16 @@ SHAPED: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("shaping", SHAPED, ids=[next(iter(each)) for each in SHAPED])
-async def test_logprobs_are_tempered_only_or_reported_otherwise(
+async def test_logprobs_are_of_temperature_alone_or_reported_as_altered(
     engine: Subject, shaping: dict[str, object], temperature: float
 ) -> None:
     options: dict[str, object] = {"temperature": temperature, **shaping}
     sampling = SamplingParams(**options)  # type: ignore[arg-type]
-    told_not_to_be = engine.client.capabilities.logprobs.conflict(sampling, grammar=False) is not None
-    assert not told_not_to_be or engine.kind != "embedded"
+    is_reported = engine.client.capabilities.logprobs.conflict(sampling, grammar=False) is not None
+    assert not is_reported or engine.kind != "embedded"
     deltas = await engine.run(PROMPT, max_new_tokens=12, stop_token_ids=(END,), **options)
     found = gap(engine.models.versions[0], PROMPT, tokens(deltas), told(deltas), sampling.temperature)
-    assert found < TOLERANCE or told_not_to_be
+    assert found < TOLERANCE or is_reported
 
 
 async def test_min_new_tokens_holds_in_shared_batch(engine: Subject) -> None:
@@ -292,7 +292,7 @@ async def test_answer_follows_json_schema(engine: Subject) -> None:
     validate(json.loads(tokenizer.decode(answer[:-1])), SCHEMA)
 
 
-async def test_schema_logprobs_are_unmasked_or_reported_otherwise(engine: Subject) -> None:
+async def test_schema_logprobs_are_unmasked_or_reported_as_masked(engine: Subject) -> None:
     """vLLM 0.32 and SGLang report the log-probabilities of what the grammar left, so that a token that had to come has
     0. A trainer must not take those for the model's."""
     answer, logprobs = await answer_in_schema(engine)

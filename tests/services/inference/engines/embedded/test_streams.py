@@ -112,7 +112,7 @@ async def test_whole_stream_records_first_token_time() -> None:
     assert stream.first_at == first_at
 
 
-async def test_stream_with_an_interval_waits_for_so_many_tokens() -> None:
+async def test_stream_with_interval_waits_for_that_many_tokens() -> None:
     opened, sequence = streams(), make_sequence([1])
     stream = opened.open([sequence], whole=False, interval=4)
     received: list[list[int]] = []
