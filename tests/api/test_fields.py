@@ -127,8 +127,8 @@ def test_layout_used_by_job_has_no_warning(
     )
     monkeypatch.setenv("AREAL_RUN_FOLDER", str(tmp_path))
     load_expr_config(["--config", str(tmp_path / "c.yaml")], GRPOConfig)
-    (told,) = caplog.messages
-    assert "scheduler: has no effect" in told
+    (reported,) = caplog.messages
+    assert "scheduler: has no effect" in reported
 
 
 def names_read() -> set[str]:

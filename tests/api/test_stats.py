@@ -28,13 +28,13 @@ def test_values_count_where_denominator_is_true() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "told"), [(ReduceType.AVG, 2.5), (ReduceType.SUM, 5.0), (ReduceType.MIN, 2.0), (ReduceType.MAX, 3.0)]
+    ("how", "reported"), [(ReduceType.AVG, 2.5), (ReduceType.SUM, 5.0), (ReduceType.MIN, 2.0), (ReduceType.MAX, 3.0)]
 )
-def test_reduce_type_returns_single_recorded_number(how: ReduceType, told: float) -> None:
+def test_reduce_type_returns_single_recorded_number(how: ReduceType, reported: float) -> None:
     tracker = StatsTracker()
     tracker.denominator(rows=torch.tensor([True, False, True]))
     tracker.stat(denominator="rows", reduce_type=how, length=torch.tensor([2.0, 7.0, 3.0]))
-    assert tracker.export(key="length") == {"length": told}
+    assert tracker.export(key="length") == {"length": reported}
     assert tracker.export() == {"rows": 2.0}
 
 
@@ -51,9 +51,9 @@ def test_nested_scopes_see_outer_denominators() -> None:
         tracker.denominator(tokens=torch.tensor([True]))
         with tracker.scope("update"), tracker.record_timing("step"):
             tracker.stat("tokens", loss=torch.tensor([2.0]))
-    told = tracker.export()
-    assert told.pop("timeperf/actor/update/step") >= 0.0
-    assert told == {"actor/tokens": 1.0} | {f"actor/update/loss/{name}": 2.0 for name in ("avg", "min", "max")}
+    reported = tracker.export()
+    assert reported.pop("timeperf/actor/update/step") >= 0.0
+    assert reported == {"actor/tokens": 1.0} | {f"actor/update/loss/{name}": 2.0 for name in ("avg", "min", "max")}
 
 
 async def test_tasks_have_separate_scopes() -> None:

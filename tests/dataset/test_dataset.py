@@ -263,9 +263,9 @@ def test_missing_path_is_explained(tmp_path: Path) -> None:
 
 def test_model_folder_without_tokenizer_is_explained(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    with pytest.raises(NotFound, match="no tokenizer can be read from") as told:
+    with pytest.raises(NotFound, match="no tokenizer can be read from") as reported:
         load_hf_tokenizer(str(tmp_path))
-    assert "tokenizer_path" in str(told.value.hint)
+    assert "tokenizer_path" in str(reported.value.hint)
 
 
 def test_custom_loader_is_called_with_configuration() -> None:

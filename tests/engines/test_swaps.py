@@ -28,14 +28,14 @@ ENGINES = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in REAL
 def wrong_tokens(models: Models, prompt: list[int], deltas: list[EngineDelta]) -> tuple[int, int]:
     """How many tokens do not have the log-probability that the weights of their version give, and how many versions."""
     tokens = [token for delta in deltas for token in delta.token_ids]
-    told = torch.tensor([value for delta in deltas for value in delta.logprobs])
+    reported = torch.tensor([value for delta in deltas for value in delta.logprobs])
     versions = deltas[-1].all_versions or tuple(version for delta in deltas for version in delta.versions)
     assert len(tokens) == len(versions) == TOKENS
     wrong = 0
     for number, model in enumerate(models.versions):
         plain = logprobs(model, prompt, tokens).gather(1, torch.tensor(tokens)[:, None])[:, 0]
         ours = torch.tensor([version % 2 == number for version in versions])
-        wrong += int(((plain - told).abs() > TOLERANCE)[ours].sum())
+        wrong += int(((plain - reported).abs() > TOLERANCE)[ours].sum())
     return wrong, len(set(versions))
 
 

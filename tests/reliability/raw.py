@@ -27,7 +27,7 @@ def request(path: str, headers: Mapping[str, str | bytes], body: bytes = b"", me
     return b"\r\n".join(head) + b"\r\n\r\n" + body
 
 
-def told(front: Process, sent: bytes) -> str:
+def reported(front: Process, sent: bytes) -> str:
     """What comes back for these bytes, in words."""
     with contextlib.closing(dial(front)) as sock:
         with contextlib.suppress(OSError):  # it may be refused before it is all there

@@ -12,7 +12,7 @@ import pytest
 from tests.reliability.asking import CHAT
 from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import Fleet, running_fleet
-from tests.reliability.raw import request, told
+from tests.reliability.raw import reported, request
 from tests.reliability.scenes import SERVED, Scene, failure, scene_at
 
 PART = "Invalid requests"
@@ -108,7 +108,7 @@ def test_wrong_request_is_refused_and_leaves_nothing(
     fleet: Fleet, outcome: Outcome, make: Callable[[Scene], bytes]
 ) -> None:
     scene = scene_at(fleet)
-    answer = told(fleet.front, make(scene))
+    answer = reported(fleet.front, make(scene))
     assert answer.startswith(("4", "connection")), answer
     outcome.callers(answer)
     outcome.recorded(scene.kept())
@@ -122,7 +122,7 @@ def test_duplicate_field_takes_last_value(fleet: Fleet, outcome: Outcome) -> Non
     """As every JSON reader does: the last one counts, for the relay and for the data proxy alike."""
     scene = scene_at(fleet)
     body = b'{"model": "absent", "n": 3, "messages": %s, "n": 2, "model": "tiny", "return_token_ids": true}'
-    answer = told(fleet.front, sent(CHAT, body % _json(MESSAGES))(scene))
+    answer = reported(fleet.front, sent(CHAT, body % _json(MESSAGES))(scene))
     outcome.callers(answer)
     outcome.recorded(f"{len(scene.recorded()) - 1} choices: the last one counts")
     outcome.healed(SERVED)

@@ -167,9 +167,9 @@ def test_layout_not_fitting_ranks_is_refused() -> None:
     require_layout(actor, Part("fsdp", data=4, tensor=2), "ref")
     with pytest.raises(
         UsageFault, match=r"ref\.backend fsdp:d4 and the run's layout megatron:d2t2 cut a model"
-    ) as told:
+    ) as reported:
         require_layout(actor, Part("fsdp", data=4), "ref")
-    assert "ref.backend=megatron:d2t2" in str(told.value.hint)
+    assert "ref.backend=megatron:d2t2" in str(reported.value.hint)
 
 
 def test_nodes_with_unequal_process_counts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

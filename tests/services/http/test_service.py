@@ -255,8 +255,8 @@ def test_relayed_answer_keeps_retry_after() -> None:
 
 
 def test_relayed_refusal_keeps_reason_or_is_502() -> None:
-    told = json.dumps({"error": {"message": "no model", "code": "model_not_found", "param": "model"}}).encode()
-    error = refusal(HttpReply(404, Headers({}), told), "the router")
+    reported = json.dumps({"error": {"message": "no model", "code": "model_not_found", "param": "model"}}).encode()
+    error = refusal(HttpReply(404, Headers({}), reported), "the router")
     assert (error.status, error.message, error.code, error.param) == (404, "no model", "model_not_found", "model")
     error = refusal(HttpReply(404, Headers({}), b"<html>"), "the router")
     assert (error.status, error.message, error.code) == (502, "the router answered 404", "bad_gateway")

@@ -352,9 +352,9 @@ def test_token_ids_are_returned_on_request(service: Service, ids: Tokenizer) -> 
     assert data["prompt_token_ids"] == service.engine_saw()["input_ids"]
     (choice,) = data["choices"]
     assert ids.decode(choice["token_ids"]) == ANSWER and choice["logprobs"] is None
-    told = service.complete(return_token_ids=True, logprobs=0, max_tokens=50).json()["choices"][0]
-    assert told["token_logprobs"] == told["logprobs"]["token_logprobs"] and len(told["versions"]) == len(
-        told["token_ids"]
+    reported = service.complete(return_token_ids=True, logprobs=0, max_tokens=50).json()["choices"][0]
+    assert reported["token_logprobs"] == reported["logprobs"]["token_logprobs"] and len(reported["versions"]) == len(
+        reported["token_ids"]
     )
 
 

@@ -324,9 +324,9 @@ async def test_client_of_missing_model_fails_unless_change_is_pending(processes:
         with pytest.raises(DeadlineExceeded, match="'tinny' is not served"):  # the router may hear of it yet
             await client.wait_ready(2.0)
         assert service.router.call("POST", "/synced", {}, key=service.key).status == 200
-        with pytest.raises(UnknownName) as told:
+        with pytest.raises(UnknownName) as reported:
             await client.wait_ready(300.0)
-        assert str(told.value).endswith("model 'tinny' is not served; there is ['tiny'] (did you mean \"tiny\"?)")
+        assert str(reported.value).endswith("model 'tinny' is not served; there is ['tiny'] (did you mean \"tiny\"?)")
         engine = processes.engine(tokenizer)
         proxy = processes.data_proxy(engine, tokenizer, model="tinny")
         service.proxy.kill()

@@ -45,7 +45,7 @@ def update(workers: Workers, pair: Pair, version: int, published: PublishedVersi
 @pytest.mark.parametrize(
     ("published", "several"),
     [
-        pytest.param(PUBLISHED, SEVERAL, id="told"),
+        pytest.param(PUBLISHED, SEVERAL, id="given"),
         pytest.param(None, ["pairs", "publish", *SEVERAL[1:]], id="asked"),
         pytest.param(
             {"source": {"path": "/w"}, "bytes": 9, "probe": PROBE}, [*SEVERAL[:3], "check", "commit"], id="probe"

@@ -119,10 +119,10 @@ def test_update_during_streams_stamps_each_token(side: Build) -> None:
         assert set(sampled) <= {1, 2}
         assert sampled == sorted(sampled)
         swapped += 2 in sampled
-        told = torch.tensor(traj["logprobs"][row][:length])
+        reported = torch.tensor(traj["logprobs"][row][:length])
         by_version = {1: logprobs_of(old.eval(), tokens), 2: logprobs_of(new, tokens)}
         for place in range(len(PROMPT), length):
-            assert abs(told[place] - by_version[versions[place]][place - 1]) < 1e-3, (row, place)
+            assert abs(reported[place] - by_version[versions[place]][place - 1]) < 1e-3, (row, place)
     assert swapped  # all of them on a quiet machine; how many had ended by then is the machine's
 
 
@@ -169,7 +169,7 @@ def test_update_unsupported_by_one_engine_leaves_one_version(side: Build, tmp_pa
     pair.connect()
     exact, rough = (proxy.url for proxy in here.proxies)
 
-    def told() -> dict[str, tuple[str, int]]:
+    def reported() -> dict[str, tuple[str, int]]:
         return {each["url"]: (each["state"], each["version"]) for each in here.pairs()[0]["inference_workers"]}
 
     for wrong, right in ((1, 2), (3, 4)):
@@ -177,11 +177,11 @@ def test_update_unsupported_by_one_engine_leaves_one_version(side: Build, tmp_pa
         with pytest.raises(WeightUpdateFailed, match=f"{rough}.* does not compute with the weights"):
             pair.publish(wrong, weights(model(wrong)), probe_of(model(wrong)))
         there = {exact: ("ready", version), rough: ("ready", version)}
-        wait_until(lambda: told() == there, what="one version")  # noqa: B023
+        wait_until(lambda: reported() == there, what="one version")  # noqa: B023
         assert here.versions() == [version, version]
         assert [here.greedy(proxy) for proxy in here.proxies] == before
         pair.publish(right, weights(model(right)))
-        assert told() == {exact: ("ready", right), rough: ("ready", right)}
+        assert reported() == {exact: ("ready", right), rough: ("ready", right)}
 
     held = here.engines[1].popen
     held.send_signal(signal.SIGSTOP)

@@ -243,14 +243,14 @@ def test_saved_model_replaces_old_one_and_loads(make: Make, tmp_path: Path) -> N
 def test_unknown_engine_is_refused_with_its_place() -> None:
     with pytest.raises(ValueError, match='backend column 1: unknown engine "nowhere"'):
         TrainEngineConfig(path="m", backend="nowhere:d1")
-    for changes, told in (
+    for changes, reported in (
         ({"use_lora": True}, "use_lora is not supported by the megatron engine"),
         ({"is_critic": True}, "is_critic is not supported by the megatron engine"),
         ({"freeze_vision_tower": True}, "freeze_vision_tower is not supported by the megatron engine"),
         ({"attn_impl": "eager"}, "attn_impl eager"),
         ({"dtype": "float16"}, "dtype float16"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=reported):
             TrainEngineConfig(path="m", backend="megatron:d1", **changes)
     with pytest.raises(BackendError):
         open_engine(TrainEngineConfig(path="m"), one_process("cpu"), allocation_mode="nowhere:d1")

@@ -118,7 +118,7 @@ def about(kind: str = "llama", **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"attention_bias": True}, "no llama model with biases of the attention's output"),
         ({"mlp_bias": True}, "biases of the MLP"),
@@ -126,20 +126,20 @@ def about(kind: str = "llama", **changes: Any) -> Any:
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope of type linear"),
     ],
 )
-def test_options_computed_differently_by_megatron_are_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageFault, match=told):
+def test_options_computed_differently_by_megatron_are_refused(changes: dict[str, Any], reported: str) -> None:
+    with pytest.raises(UsageFault, match=reported):
         architecture(about(**changes))
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "told"),
+    ("kind", "changes", "reported"),
     [
         ("llama", {"quantization_config": {"quant_method": "fp8"}}, "no models with quantized weights"),
         ("qwen3_moe", {"num_experts_per_tok": 1, "norm_topk_prob": True}, "one expert for each token"),
     ],
 )
-def test_routing_differing_in_megatron_is_refused(kind: str, changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageFault, match=told):
+def test_routing_differing_in_megatron_is_refused(kind: str, changes: dict[str, Any], reported: str) -> None:
+    with pytest.raises(UsageFault, match=reported):
         architecture(about(kind, **changes))
 
 
@@ -163,7 +163,7 @@ def test_unsupported_model_family_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "reported"),
     [
         (Part("megatron", tensor=3), "megatron:d1t3: megatron cannot share 4 attention heads over t3 evenly"),
         (Part("megatron", tensor=4), "2 key and value heads over t4"),
@@ -173,10 +173,10 @@ def test_unsupported_model_family_is_refused() -> None:
         (Part("megatron", data=2, expert=2, ffn_tensor=5), "2 ranks of a stage over e2 of t5"),
     ],
 )
-def test_layout_not_dividing_model_is_refused(part: Part, told: str) -> None:
+def test_layout_not_dividing_model_is_refused(part: Part, reported: str) -> None:
     sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 4}
     model = architecture(about("qwen3_moe", num_experts=8, moe_intermediate_size=8, intermediate_size=24, **sizes))
-    with pytest.raises(UsageFault, match=told):
+    with pytest.raises(UsageFault, match=reported):
         check(model, part)
 
 

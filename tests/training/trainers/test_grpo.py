@@ -115,7 +115,7 @@ def test_user_trajectories_are_acknowledged_after_their_step(tmp_path: Path, ser
     config = _config(tmp_path, service, 3, recover=RecoverConfig(mode="auto", freq_steps=2))
     config.train_dataset.batch_size, config.gconfig = 2, ANSWERS.new(n_samples=1)
     config.rollout.agent, config.actor.reward_norm = AgentConfig(mode="online"), None
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     class Telling(PPOTrainer):
         def recover(self) -> bool:
@@ -125,7 +125,7 @@ def test_user_trajectories_are_acknowledged_after_their_step(tmp_path: Path, ser
             def tell(leases: Sequence[str]) -> None:
                 acknowledge(leases)
                 newest = self.checkpoints.newest()
-                told.append((newest.step if newest else 0, len(leases)))
+                reported.append((newest.step if newest else 0, len(leases)))
 
             self.rollout.acknowledge = tell  # type: ignore[method-assign]
             return super().recover()
@@ -137,7 +137,7 @@ def test_user_trajectories_are_acknowledged_after_their_step(tmp_path: Path, ser
             session.reward(float(number % 2))
         with Telling(config) as trainer:
             trainer.train()
-        assert told == [(0, 2), (0, 2), (2, 2)]
+        assert reported == [(0, 2), (0, 2), (2, 2)]
         assert client.lend() == []
 
 
@@ -200,8 +200,8 @@ class Scraped(PPOTrainer):
         if self.step == self.total_steps - 1:
 
             def listed() -> list[str]:
-                told = GatewayClient(self.config.rollout.gateway_addr, None).get("/http_sd")
-                return [f"http://{each['targets'][0]}" for each in told if each["labels"]["job"] == "areal-trainer"]
+                reported = GatewayClient(self.config.rollout.gateway_addr, None).get("/http_sd")
+                return [f"http://{each['targets'][0]}" for each in reported if each["labels"]["job"] == "areal-trainer"]
 
             def ours() -> tuple[float | None, float | None] | None:
                 """Trainers of the tests before may be listed for a while."""

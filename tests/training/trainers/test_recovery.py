@@ -177,21 +177,21 @@ def test_changed_configuration_of_resumed_run_is_reported(tmp_path: Path, capsys
     for seed in (1, 1, 2):
         with _trainer(tmp_path, 4, seed=seed) as trainer:
             trainer.train()
-        told = capsys.readouterr().err
-        assert ("the configuration is not that of the last attempt (seed 1 -> 2)" in told) == (seed == 2)
+        reported = capsys.readouterr().err
+        assert ("the configuration is not that of the last attempt (seed 1 -> 2)" in reported) == (seed == 2)
 
 
 def test_changed_rows_of_same_count_are_reported_with_names(tmp_path: Path, capsys) -> None:
     rows = list(solved(64))
     sources = {"first.jsonl": rows, "copy.jsonl": rows, "second.jsonl": rows[::-1]}
-    told = []
+    reported = []
     for number, (source, each) in enumerate(sources.items()):
         with _trainer(tmp_path, 2 * number + 2, data=Rows(each, source)) as trainer:
             trainer.train()
-        told.append(capsys.readouterr().err)
-    assert not any("is not that of the checkpoint" in each for each in told[:2]), "a copy is the same data"
+        reported.append(capsys.readouterr().err)
+    assert not any("is not that of the checkpoint" in each for each in reported[:2]), "a copy is the same data"
     digest = r"\(sha256 [0-9a-f]{12}\)"
-    assert re.search(rf"rows of copy.jsonl {digest} -> second.jsonl {digest}", told[2])
+    assert re.search(rf"rows of copy.jsonl {digest} -> second.jsonl {digest}", reported[2])
 
 
 def test_checkpoint_of_other_model_is_an_error_and_kept(tmp_path: Path) -> None:

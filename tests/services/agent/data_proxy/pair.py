@@ -89,19 +89,19 @@ class Pair:
         shown: Event = answer.json()
         return shown
 
-    def told(self, until: str | None = None, number: int = 1) -> Event:
+    def reported(self, until: str | None = None, number: int = 1) -> Event:
         query = f"?until={until}&count={number}" if until else ""
-        told: Event = self.worker.call("GET", f"/calls{query}", key=self.key).json()
-        return told
+        reported: Event = self.worker.call("GET", f"/calls{query}", key=self.key).json()
+        return reported
 
     def calls(self, session: str) -> list[Event]:
-        return [call for call in self.told()["calls"] if call["session_key"] == session]
+        return [call for call in self.reported()["calls"] if call["session_key"] == session]
 
     def wait_begun(self, session: str, turns: int = 1) -> None:
         """So many of its turns have reached the worker."""
         total = 0
         while len(self.calls(session)) < turns:
-            total = len(self.told("any", total + 1)["calls"])
+            total = len(self.reported("any", total + 1)["calls"])
 
     def release(self) -> None:
         assert self.worker.call("POST", "/release", key=self.key).status == 200

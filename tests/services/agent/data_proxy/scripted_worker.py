@@ -40,7 +40,7 @@ class ScriptedWorker:
         service.route("POST", "/run", self.run, Access.ADMIN)
         service.route("POST", "/session/{key}/close", self.close, Access.ADMIN)
         service.route("POST", "/release", self.release, Access.ADMIN)
-        service.route("GET", "/calls", self.told, Access.ADMIN)
+        service.route("GET", "/calls", self.reported, Access.ADMIN)
 
     def note(self) -> None:
         self.changed.set()
@@ -154,7 +154,7 @@ class ScriptedWorker:
         self.released = asyncio.Event()
         return json_response({})
 
-    async def told(self, request: Request) -> Response:
+    async def reported(self, request: Request) -> Response:
         """With ?until=NAME&count=N once so many turns have ended that way (any: began; closed: sessions)."""
         until, count = request.query.get("until"), int(request.query.get("count", 1))
 

@@ -15,8 +15,8 @@ from tests.services.processes import TERM, Process, wait_ready, wait_until
 
 
 def ready(proxy: Process) -> dict[str, Any]:
-    told: dict[str, Any] = proxy.call("GET", "/ready").json()
-    return told
+    reported: dict[str, Any] = proxy.call("GET", "/ready").json()
+    return reported
 
 
 def another(pair: Pair, uid: str = "pair-1") -> Pair:
@@ -58,7 +58,7 @@ def test_restarted_data_proxy_finds_its_sessions(own: Pair) -> None:
     own.wait_begun(running)
     own.proxy.kill()
     assert {event["type"] for event in broken} == {"accepted", "delta"}
-    own.told("cancelled")
+    own.reported("cancelled")
     own.restart()
     assert own.show(session) == before
     assert own.turn(session, "tools", idempotency_key="k")[-1]["summary"] == "tools 0"
@@ -96,7 +96,7 @@ def test_drained_data_proxy_hands_over_sessions_after_turns(own: Pair) -> None:
     own.release()
     assert running.result()[-1]["summary"] == "wait 0"
     wait_until(lambda: tag in ready(heir.proxy)["journals"])
-    assert sorted(own.told("closed", 2)["closed"]) == ["busy", "idle"]
+    assert sorted(own.reported("closed", 2)["closed"]) == ["busy", "idle"]
     refused = own.call("POST", own.path(idle, "/turn"), {"message": "b", "run_id": "r"})
     assert refused.status == 404
     assert (heir.say(idle, "b"), heir.say(busy, "b")) == ("b 2", "b 2")

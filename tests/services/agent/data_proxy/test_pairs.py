@@ -80,7 +80,7 @@ def test_sessions_of_dead_pair_continue_on_other_pair(two: TwoPairs) -> None:
     elsewhere = [key for key in (*keys, *made) if key not in with_first]
     assert {two.say(key, "b") for key in elsewhere} == {"b 2"}  # who is elsewhere never notices
     assert {two.say(key, "b") for key in with_first} == {"b 2"}
-    assert two.pairs[1].told()["calls"][-1]["session_key"] == with_first[-1]
+    assert two.pairs[1].reported()["calls"][-1]["session_key"] == with_first[-1]
 
 
 def test_drained_pair_hands_its_sessions_to_the_other(two: TwoPairs) -> None:
@@ -91,4 +91,4 @@ def test_drained_pair_hands_its_sessions_to_the_other(two: TwoPairs) -> None:
     assert {two.say(key, "b") for key in keys} == {"b 2"}
     assert listed(two.pairs[1]) == sorted(keys)
     assert listed(two.pairs[0]) == []
-    assert len(two.pairs[0].told("closed", before[0])["closed"]) == before[0]
+    assert len(two.pairs[0].reported("closed", before[0])["closed"]) == before[0]

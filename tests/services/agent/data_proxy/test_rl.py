@@ -69,8 +69,8 @@ def test_exported_rl_session_is_not_queried_or_ended_again(trained: Pair, infere
     trained.say(session, "model")
     before = rl_session(trained, session)
     assert trained.call("POST", trained.path(session, "/export"), {"reward": 1.0}).status == 200
-    told = trained.turn(session, "model")[-1]["metadata"]["areal_inference"]
-    assert (told["replaced"], told["reason"]) == (before, "it was exported")
+    reported = trained.turn(session, "model")[-1]["metadata"]["areal_inference"]
+    assert (reported["replaced"], reported["reason"]) == (before, "it was exported")
     assert trained.call("POST", trained.path(session, "/export"), {"reward": 1.0}).status == 200
     ends = ends_asked(inference)
     trained.call("POST", trained.path(session, "/close"))
@@ -94,10 +94,10 @@ def test_exported_rl_session_is_replaced_before_next_turn(trained: Pair) -> None
         refused = trained.call("POST", trained.path(session, verb), body)
         assert (refused.status, refused.json()["error"]["code"]) == (409, "rl_session_ended"), verb
     last = trained.turn(session, "model")[-1]
-    told = last["metadata"]["areal_inference"]
-    assert (told["replaced"], told["session_id"]) == (first, rl_session(trained, session))
-    assert told["session_id"] != first
-    assert reward(trained, session)["session_id"] == told["session_id"]
+    reported = last["metadata"]["areal_inference"]
+    assert (reported["replaced"], reported["session_id"]) == (first, rl_session(trained, session))
+    assert reported["session_id"] != first
+    assert reward(trained, session)["session_id"] == reported["session_id"]
     assert "areal_inference" not in trained.turn(session, "model")[-1]["metadata"]
 
 
@@ -123,11 +123,15 @@ def test_rl_session_survives_data_proxy_restart(trained: Pair, inference: Record
 
 def test_rl_session_key_is_visible_to_agent_only(trained: Pair) -> None:
     session = trained.start()
-    told = [trained.turn(session, "model"), trained.show(session), trained.call("GET", "/sessions?limit=1000").json()]
+    reported = [
+        trained.turn(session, "model"),
+        trained.show(session),
+        trained.call("GET", "/sessions?limit=1000").json(),
+    ]
     access = trained.calls(session)[0]["metadata"]["areal_inference"]
     assert access["model"] == "tiny"
     assert len(access["api_key"]) > 40
-    assert access["api_key"] not in json.dumps(told)
+    assert access["api_key"] not in json.dumps(reported)
     assert access["api_key"] not in "".join(trained.proxy.log)
 
 
@@ -196,11 +200,11 @@ def test_pair_with_refused_key_is_unready_until_key_is_fixed(
     flags = ("--worker-url", trained.worker.url, "--state-dir", str(tmp_path / "state"))
     proxy = trained.processes.service("agent.data_proxy", *flags, "--inference", json.dumps(access))
 
-    def told() -> str:
+    def reported() -> str:
         return str(proxy.call("GET", "/ready").json().get("reason"))
 
-    wait_until(lambda: "refuses this service's key" in told(), what="the reason")
-    assert str(file) in told()
+    wait_until(lambda: "refuses this service's key" in reported(), what="the reason")
+    assert str(file) in reported()
     file.write_text(inference.processes.key)
     started = proxy.call("POST", "/rl/start_session", {}, key=inference.processes.key)
     assert started.status == 201, "a call does not wait for the next probe"

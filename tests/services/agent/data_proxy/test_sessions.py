@@ -42,7 +42,7 @@ def test_every_key_has_its_own_session(pair: Pair, key: str) -> None:
     assert found["journal"] in pair.proxy.call("GET", "/ready").json()["journals"]
     assert pair.call("DELETE", pair.path(key, "/turn")).json() == {"session_key": key, "cancelled": False}
     assert pair.call("POST", pair.path(key, "/close")).json() == {"session_key": key, "closed": True}
-    assert key in pair.told("closed")["closed"]
+    assert key in pair.reported("closed")["closed"]
     assert pair.call("GET", pair.path(key)).json()["error"]["code"] == "session_ended"
 
 
@@ -206,7 +206,7 @@ def test_idle_session_is_closed_unless_a_turn_runs(own: Pair) -> None:
     running = own.later(busy, "wait")
     own.wait_begun(busy)
     assert own.call("POST", "/configure", {"idle_timeout": 0.5}).json()["idle_timeout"] == 0.5
-    assert own.told("closed")["closed"] == ["idle"]
+    assert own.reported("closed")["closed"] == ["idle"]
     wait_until(lambda: own.call("GET", own.path(idle)).status == 410)
     unused = own.start("unused")
     wait_until(lambda: own.call("GET", own.path(unused)).status == 410)
@@ -214,7 +214,7 @@ def test_idle_session_is_closed_unless_a_turn_runs(own: Pair) -> None:
     own.release()
     assert running.result()[-1]["summary"] == "wait 0"
     wait_until(lambda: own.call("GET", own.path(busy)).status == 410)
-    assert own.told("closed", 2)["closed"] == ["idle", "busy"]
+    assert own.reported("closed", 2)["closed"] == ["idle", "busy"]
     wait_until(lambda: own.proxy.call("GET", "/ready").json()["sessions"] == 0)
 
 
@@ -224,14 +224,19 @@ def test_configured_settings_survive_restart(own: Pair, tmp_path: Path) -> None:
     own.proxy.kill()
     own.flags = ("--config", str(config))
     own.restart()
-    told = own.proxy.call("GET", "/ready").json()["settings"]
-    assert told == {"idle_timeout": 60, "turn_timeout": 600, "max_concurrent": 4, "health_period": 0.5}
+    reported = own.proxy.call("GET", "/ready").json()["settings"]
+    assert reported == {"idle_timeout": 60, "turn_timeout": 600, "max_concurrent": 4, "health_period": 0.5}
     changes = {"idle_timeout": 90, "health_period": 0.25, "turn_timeout": 9}
     assert own.call("POST", "/configure", changes).status == 200
     own.proxy.kill()
     own.restart()
-    told = own.proxy.call("GET", "/ready").json()["settings"]
-    assert told == {"idle_timeout": 90, "turn_timeout": 9, "max_concurrent": 4, "health_period": 0.5}  # the flag wins
+    reported = own.proxy.call("GET", "/ready").json()["settings"]
+    assert reported == {
+        "idle_timeout": 90,
+        "turn_timeout": 9,
+        "max_concurrent": 4,
+        "health_period": 0.5,
+    }  # the flag wins
 
 
 def test_metrics_count_sessions_and_turns(own: Pair) -> None:

@@ -219,7 +219,7 @@ def test_slow_caller_slows_agent(own: Pair) -> None:
     assert own.say(own.start(), "a") == "a 0"  # no other call waits
     assert own.calls(session)[0]["ended"] == "running"
     assert len(list(stream)) == 30_002
-    assert own.told("finished", 2)
+    assert own.reported("finished", 2)
 
 
 def test_slow_caller_does_not_slow_others_of_turn(own: Pair) -> None:
@@ -377,13 +377,13 @@ def test_concurrent_turns_stay_within_configured_limit(own: Pair) -> None:
     assert own.call("POST", "/configure", {"max_concurrent": 2}).json()["max_concurrent"] == 2
     sessions = [own.start() for _ in range(4)]
     turns = [own.later(session, "wait") for session in sessions]
-    own.told("any", 2)
+    own.reported("any", 2)
     wait_until(lambda: sum(own.show(session)["state"] == "running" for session in sessions) == 4)
-    assert len(own.told()["calls"]) == 2
+    assert len(own.reported()["calls"]) == 2
     own.call("POST", "/configure", {"max_concurrent": 3})
-    own.told("any", 3)
+    own.reported("any", 3)
     own.release()
-    own.told("any", 4)
+    own.reported("any", 4)
     own.release()
     assert {turn.result()[-1]["summary"] for turn in turns} == {"wait 0"}
 
@@ -395,4 +395,4 @@ def test_silent_agent_fails_turn(own: Pair) -> None:
     session = own.start()
     last = own.turn(session, "wait")[-1]
     assert (last["failure"], last["error"]) == ("agent", "the agent gave no sign of life for 0.3 s")
-    assert own.told("cancelled")["calls"][0]["ended"] == "cancelled"
+    assert own.reported("cancelled")["calls"][0]["ended"] == "cancelled"

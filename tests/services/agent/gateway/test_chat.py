@@ -79,8 +79,8 @@ def test_large_number_of_deltas_is_passed_on(service: AgentService) -> None:
 def test_agent_sees_request_without_session_keys(service: AgentService) -> None:
     body = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "metadata"}], "seed": 3}
     answer = service.call("POST", "/chat/completions", {**body, "user": "secret", "metadata": {"a": 1}})
-    told = json.loads(answer.json()["choices"][0]["message"]["content"])
-    assert told == {"a": 1, "chat_request": body}
+    reported = json.loads(answer.json()["choices"][0]["message"]["content"])
+    assert reported == {"a": 1, "chat_request": body}
 
 
 BAD = [

@@ -28,10 +28,12 @@ def test_turns_are_counted_by_their_outcome(own: AgentService) -> None:
     list(own.stream("lose", "streamed").events())
     own.respond(None)
     for process in (own.gateway, own.proxies[0], own.workers[0]):
-        told = scraped(process)
-        counted = {dict(labels)["outcome"]: count for labels, count in told.samples["areal_agent_turns_total"].items()}
+        reported = scraped(process)
+        counted = {
+            dict(labels)["outcome"]: count for labels, count in reported.samples["areal_agent_turns_total"].items()
+        }
         assert (counted["complete"], counted["agent"]) == (1, 1)
-        assert told.total("areal_agent_turn_seconds_count") == 3
-    told = scraped(own.gateway)
-    assert told.total("areal_agent_first_event_seconds_count") == 1
-    assert told.total("areal_agent_turns_running") == 0
+        assert reported.total("areal_agent_turn_seconds_count") == 3
+    reported = scraped(own.gateway)
+    assert reported.total("areal_agent_first_event_seconds_count") == 1
+    assert reported.total("areal_agent_turns_running") == 0

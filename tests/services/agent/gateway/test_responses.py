@@ -148,8 +148,8 @@ def test_input_may_be_text_or_items(service: AgentService, given: Any, message: 
 
 def test_agent_receives_request_metadata(service: AgentService) -> None:
     tools = [{"type": "function", "name": "f", "parameters": {}}]
-    told = metadata_of(service, instructions="be brief", tools=tools, metadata={"task": 3})
-    assert told == {"task": 3, "instructions": "be brief", "tools": tools}
+    reported = metadata_of(service, instructions="be brief", tools=tools, metadata={"task": 3})
+    assert reported == {"task": 3, "instructions": "be brief", "tools": tools}
     items = [{"role": "system", "content": "s"}, {"role": "user", "content": "metadata"}]
     assert json.loads(text_of(service.respond(items).json())) == {"input": items}
 
@@ -160,8 +160,8 @@ def test_fields_without_effect_are_reported(service: AgentService) -> None:
 
 
 def test_caller_may_supply_inference_session(service: AgentService) -> None:
-    told = metadata_of(service, inf_base_url=f"{INFERENCE}/v1/", session_api_key="sk-mine")
-    assert told == {"areal_inference": {"base_url": INFERENCE, "api_key": "sk-mine", "model": "tiny"}}
+    reported = metadata_of(service, inf_base_url=f"{INFERENCE}/v1/", session_api_key="sk-mine")
+    assert reported == {"areal_inference": {"base_url": INFERENCE, "api_key": "sk-mine", "model": "tiny"}}
 
 
 BAD = [

@@ -21,8 +21,8 @@ def test_key_with_special_characters_is_one_session(service: AgentService, key: 
     header = key.encode().decode("latin-1")
     assert service.respond("hello", header).headers["x-areal-session-key"] == header
     path = f"/sessions/{quote(key, safe='')}"
-    told = service.call("GET", path).json()
-    assert (told["session_key"], told["metadata"], told["turns"]) == (key, {"task": 1}, 1)
+    reported = service.call("GET", path).json()
+    assert (reported["session_key"], reported["metadata"], reported["turns"]) == (key, {"task": 1}, 1)
     for verb, body in (("reward", {"reward": 0.5}), ("export", None)):
         assert service.call("POST", f"{path}/{verb}", body).json()["error"]["code"] == "no_inference"
     assert service.call("POST", "/sessions/close", {"session_key": key}).status == 200

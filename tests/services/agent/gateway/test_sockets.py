@@ -206,8 +206,8 @@ def test_failures_are_answers(service: AgentService) -> None:
 def test_caller_may_supply_inference_session(service: AgentService) -> None:
     with connect(service) as caller:
         caller.agent(1, "metadata", inf_base_url=INFERENCE, session_api_key="sk-mine", metadata={"task": 1})
-        told = json.loads(caller.answer(1, "complete")["payload"]["summary"])
-        assert told["task"] == 1 and told["areal_inference"]["api_key"] == "sk-mine"
+        reported = json.loads(caller.answer(1, "complete")["payload"]["summary"])
+        assert reported["task"] == 1 and reported["areal_inference"]["api_key"] == "sk-mine"
 
 
 RESERVED = {"chat_request": 1}

@@ -137,13 +137,13 @@ def test_raising_close_session_is_an_error(worker: Process) -> None:
 
 
 def test_sigterm_ends_turns_before_closing_sessions(start_worker: StartWorker, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    worker = start_worker(CONTRACT, "--drain-timeout", "0.5", env={"TOLD": str(told)})
+    reported = tmp_path / "reported"
+    worker = start_worker(CONTRACT, "--drain-timeout", "0.5", env={"TOLD": str(reported)})
     events = Events(worker, "wait")
     events.next()
     worker.signal(TERM)
     assert worker.wait() == 0
-    assert told.read_text() == "cancelled run-1\nclosed all\n"
+    assert reported.read_text() == "cancelled run-1\nclosed all\n"
 
 
 @pytest.mark.parametrize(

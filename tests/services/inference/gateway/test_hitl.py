@@ -31,8 +31,8 @@ class Journals:
 
 
 def answer(tag: str, spoke_at: float, journals: str = "", elsewhere: str = "") -> dict[str, Any]:
-    told = {"session_id": f"hitl-{tag}", "spoke_at": spoke_at}
-    return {**told, "journals": (journals or tag).split(), "elsewhere": elsewhere.split()}
+    reported = {"session_id": f"hitl-{tag}", "spoke_at": spoke_at}
+    return {**reported, "journals": (journals or tag).split(), "elsewhere": elsewhere.split()}
 
 
 async def session(journals: Journals) -> str:

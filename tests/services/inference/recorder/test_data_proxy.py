@@ -209,13 +209,13 @@ def test_relay_retry_gets_answer_of_its_own_call(bench: Bench) -> None:
         assert answered.status == 200
         return str(answered.json()["id"])
 
-    told = {call: bodies(call) for call in ("one", "two")}
+    reported = {call: bodies(call) for call in ("one", "two")}
     again = {names.AGAIN: "1"}
-    assert {call: bodies(call, **again) for call in told} == told
-    assert bodies("three", **again) not in told.values()
+    assert {call: bodies(call, **again) for call in reported} == reported
+    assert bodies("three", **again) not in reported.values()
     rollout.reward(1.0)
-    assert {call: bodies(call, **again) for call in told} == told
-    assert bodies("four", **again, **RETRY) not in told.values()
+    assert {call: bodies(call, **again) for call in reported} == reported
+    assert bodies("four", **again, **RETRY) not in reported.values()
 
 
 def test_retry_joins_the_newest_equal_call_in_flight(bench: Bench) -> None:

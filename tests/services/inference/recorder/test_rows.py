@@ -137,11 +137,13 @@ def test_merged_exports_keep_temperatures() -> None:
             export_all([trajectory(turns)], Style.CONCAT, 1.0),
         )
     ]
-    told = orjson.loads(merged_answer(parts, ["s-0", "s-1"], "json").body)["traj"]
-    assert told["temperatures"] == [None, 0.75]
-    assert told["token_temperatures"] == [[1.0, 1.0, 0.5, 1.0, 1.25, 1.25], [1.0, 0.75, 1.0, 1.0, 1.0, 1.0]]
+    reported = orjson.loads(merged_answer(parts, ["s-0", "s-1"], "json").body)["traj"]
+    assert reported["temperatures"] == [None, 0.75]
+    assert reported["token_temperatures"] == [[1.0, 1.0, 0.5, 1.0, 1.25, 1.25], [1.0, 0.75, 1.0, 1.0, 1.0, 1.0]]
     packed = np.load(io.BytesIO(merged_answer(parts, ["s-0", "s-1"], "npz").body))
-    assert np.isnan(packed["temperatures"][0]) and packed["token_temperatures"].tolist() == told["token_temperatures"]
+    assert (
+        np.isnan(packed["temperatures"][0]) and packed["token_temperatures"].tolist() == reported["token_temperatures"]
+    )
 
 
 def test_rows_describe_themselves() -> None:

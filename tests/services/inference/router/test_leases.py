@@ -168,7 +168,7 @@ def test_restarted_router_loads_declarations(tmp_path: Path) -> None:
     before = WorkerRegistry()
     kept = DeclaredFile(path, before)
     kept.read()
-    assert before.synced, "a service that is new has nothing to be told of"
+    assert before.synced, "nothing to report of a new service"
     renewed(before, 0)
     renewed(before, 1, held=True)
     before.register_model("m", [("w0", "http://h:1")], expected=1, external=False)
@@ -255,8 +255,12 @@ def test_follower_of_changes_has_same_table(steps: list[tuple[str, int, ProbeRes
     }
     assert (table.serial, table.limits, table.synced) == (wanted.serial, wanted.limits, wanted.synced)
     for name, model in wanted.models.items():
-        told = table.models[name]
-        assert (told.expected, told.published, told.orphans) == (model.expected, model.published, model.orphans)
+        reported = table.models[name]
+        assert (reported.expected, reported.published, reported.orphans) == (
+            model.expected,
+            model.published,
+            model.orphans,
+        )
 
 
 def test_changes_contain_only_changed_worker() -> None:

@@ -106,7 +106,7 @@ def test_rejects_invalid_worker_address(text: str) -> None:
         worker_base_url(text)
 
 
-def told(*journals: str, elsewhere: tuple[str, ...] = ()) -> WorkerReport:
+def reported(*journals: str, elsewhere: tuple[str, ...] = ()) -> WorkerReport:
     return WorkerReport(journals=journals, elsewhere=elsewhere, asked_at=time.monotonic())
 
 
@@ -119,15 +119,15 @@ def observe(registry: WorkerRegistry, worker_id: str, answer: ProbeResult, repor
 def test_new_journal_makes_new_table() -> None:
     registry = registry_with(("a", "http://h:1"))
     serial = registry.serial
-    observe(registry, "a", ProbeResult.READY, told("aaaaaaaa"))
+    observe(registry, "a", ProbeResult.READY, reported("aaaaaaaa"))
     assert registry.serial > serial
     assert registry.snapshot().models["m"].workers[0].journals == ("aaaaaaaa",)
 
 
 def test_dead_worker_keeps_journals_until_adopted() -> None:
     registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"))
-    observe(registry, "a", ProbeResult.READY, told("aaaaaaaa", elsewhere=("bbbbbbbb",)))
-    observe(registry, "b", ProbeResult.READY, told("bbbbbbbb", elsewhere=("aaaaaaaa",)))
+    observe(registry, "a", ProbeResult.READY, reported("aaaaaaaa", elsewhere=("bbbbbbbb",)))
+    observe(registry, "b", ProbeResult.READY, reported("bbbbbbbb", elsewhere=("aaaaaaaa",)))
     for _ in range(3):
         observe(registry, "a", ProbeResult.LOST, None)
     workers = {worker.id: worker for worker in registry.snapshot().models["m"].workers}
@@ -137,42 +137,42 @@ def test_dead_worker_keeps_journals_until_adopted() -> None:
 
 def test_unopenable_journal_of_dead_worker_is_damaged() -> None:
     registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"))
-    observe(registry, "a", ProbeResult.READY, told("aaaaaaaa", elsewhere=("bbbbbbbb",)))
-    report = replace(told("bbbbbbbb"), damaged={"aaaaaaaa": "run-a"})
+    observe(registry, "a", ProbeResult.READY, reported("aaaaaaaa", elsewhere=("bbbbbbbb",)))
+    report = replace(reported("bbbbbbbb"), damaged={"aaaaaaaa": "run-a"})
     observe(registry, "b", ProbeResult.READY, report)
     assert registry.snapshot().models["m"].damaged == {}, "it is open where it is served"
     for _ in range(3):
         observe(registry, "a", ProbeResult.LOST, None)
     assert registry.snapshot().models["m"].damaged == {"aaaaaaaa": "run-a"}
-    observe(registry, "b", ProbeResult.READY, told("bbbbbbbb", "aaaaaaaa"))
+    observe(registry, "b", ProbeResult.READY, reported("bbbbbbbb", "aaaaaaaa"))
     assert registry.snapshot().models["m"].damaged == {}
 
 
 def test_removed_worker_journal_is_orphan_until_adopted() -> None:
     registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"))
-    observe(registry, "b", ProbeResult.READY, told("bbbbbbbb", elsewhere=("aaaaaaaa",)))
-    observe(registry, "a", ProbeResult.READY, told("aaaaaaaa", elsewhere=("bbbbbbbb",)))
+    observe(registry, "b", ProbeResult.READY, reported("bbbbbbbb", elsewhere=("aaaaaaaa",)))
+    observe(registry, "a", ProbeResult.READY, reported("aaaaaaaa", elsewhere=("bbbbbbbb",)))
     registry.register_model("m", [("b", "http://h:2")], expected=None, external=False)
     assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
-    observe(registry, "b", ProbeResult.READY, told("bbbbbbbb", "aaaaaaaa"))
+    observe(registry, "b", ProbeResult.READY, reported("bbbbbbbb", "aaaaaaaa"))
     assert registry.snapshot().models["m"].orphans == ()
-    observe(registry, "b", ProbeResult.READY, told("bbbbbbbb"))
+    observe(registry, "b", ProbeResult.READY, reported("bbbbbbbb"))
     assert registry.snapshot().models["m"].orphans == ()
 
 
 def test_orphan_stays_until_all_other_workers_reported() -> None:
     registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"), ("c", "http://h:3"))
     for name in "abc":
-        observe(registry, name, ProbeResult.READY, told(name * 8))  # before they saw each other's journals
-    late = told("bbbbbbbb")
+        observe(registry, name, ProbeResult.READY, reported(name * 8))  # before they saw each other's journals
+    late = reported("bbbbbbbb")
     registry.register_model("m", [("b", "http://h:2"), ("c", "http://h:3")], expected=None, external=False)
     observe(registry, "b", ProbeResult.READY, late)  # it was on its way when the worker was removed
-    observe(registry, "c", ProbeResult.READY, told("cccccccc"))
+    observe(registry, "c", ProbeResult.READY, reported("cccccccc"))
     assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
     observe(registry, "b", ProbeResult.LOST, None)
     assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
     serial = registry.serial
-    observe(registry, "b", ProbeResult.READY, told("bbbbbbbb"))
+    observe(registry, "b", ProbeResult.READY, reported("bbbbbbbb"))
     assert registry.snapshot().models["m"].orphans == () and registry.serial > serial
     assert registry.snapshot().models["m"].orphans == ()
 
@@ -180,11 +180,11 @@ def test_orphan_stays_until_all_other_workers_reported() -> None:
 def test_orphan_does_not_wait_for_dead_worker() -> None:
     registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"), ("c", "http://h:3"))
     for name in "abc":
-        observe(registry, name, ProbeResult.READY, told(name * 8))
+        observe(registry, name, ProbeResult.READY, reported(name * 8))
     registry.register_model("m", [("b", "http://h:2"), ("c", "http://h:3")], expected=None, external=False)
     dead, living = registry.find(worker_id="b"), registry.find(worker_id="c")
     assert dead is not None and living is not None
-    observe(registry, "c", ProbeResult.READY, told("cccccccc"))
+    observe(registry, "c", ProbeResult.READY, reported("cccccccc"))
     assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
     later = time.monotonic() + registry.lease_s(dead) + 1.0
     registry.observe(living, ProbeResult.READY, WorkerReport(journals=("cccccccc",), asked_at=later))
@@ -193,13 +193,13 @@ def test_orphan_does_not_wait_for_dead_worker() -> None:
 
 def test_replacing_all_workers_keeps_journals() -> None:
     registry = registry_with(("a", "http://h:1"))
-    observe(registry, "a", ProbeResult.READY, told("aaaaaaaa"))
+    observe(registry, "a", ProbeResult.READY, reported("aaaaaaaa"))
     registry.register_model("m", [], expected=1, external=False)
     assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
     registry.register_model("m", [("a", "http://h:9")], expected=1, external=False)
     assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
     assert not registry.snapshot().models["m"].workers[0].heard
-    observe(registry, "a", ProbeResult.READY, told("cccccccc", "aaaaaaaa"))
+    observe(registry, "a", ProbeResult.READY, reported("cccccccc", "aaaaaaaa"))
     assert registry.snapshot().models["m"].orphans == ()
 
 
@@ -222,7 +222,7 @@ def test_new_router_has_not_heard_all_journals() -> None:
     assert not registry.all_heard
     registry.register_model("m", [("a", "http://h:1")], expected=None, external=False)
     assert not registry.all_heard
-    observe(registry, "a", ProbeResult.READY, told("aaaaaaaa"))
+    observe(registry, "a", ProbeResult.READY, reported("aaaaaaaa"))
     assert registry.all_heard
     empty = WorkerRegistry()
     empty.mark_synced()
@@ -255,10 +255,10 @@ def test_worker_moved_between_models_makes_new_table() -> None:
 def test_holders_of_a_journal_follow_reports_and_removals() -> None:
     registry = WorkerRegistry()
     registry.register_model("m", [("a", "http://h:1"), ("b", "http://h:2")], expected=2, external=False)
-    observe(registry, "a", ProbeResult.READY, told("one", "one"))
-    observe(registry, "b", ProbeResult.READY, told("two"))
-    observe(registry, "b", ProbeResult.READY, told("two", "one"))
+    observe(registry, "a", ProbeResult.READY, reported("one", "one"))
+    observe(registry, "b", ProbeResult.READY, reported("two"))
+    observe(registry, "b", ProbeResult.READY, reported("two", "one"))
     assert [worker.id for worker in registry.holders("one")] == ["a", "b"]
     registry.register_model("m", [("b", "http://h:2")], expected=1, external=False)
-    observe(registry, "b", ProbeResult.READY, told("one"))
+    observe(registry, "b", ProbeResult.READY, reported("one"))
     assert ([worker.id for worker in registry.holders("one")], registry.holders("two")) == (["b"], [])

@@ -52,8 +52,8 @@ def ask(service: EmbeddedService, **body: Any) -> Any:
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_choice_scores_match_forward_pass(service: EmbeddedService, model: Any, max_tokens: int) -> None:
     prompts = [ASKED + choice for choice in CHOICES]
-    told = ask(service, prompt=prompts, max_tokens=max_tokens, logprobs=1, echo=True, seed=1234)
-    for prompt, choice, one in zip(prompts, CHOICES, told["choices"], strict=True):
+    reported = ask(service, prompt=prompts, max_tokens=max_tokens, logprobs=1, echo=True, seed=1234)
+    for prompt, choice, one in zip(prompts, CHOICES, reported["choices"], strict=True):
         logprobs = one["logprobs"]
         length = len(prompt) + max_tokens
         assert {len(logprobs[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")} == {length}
@@ -66,7 +66,7 @@ def test_choice_scores_match_forward_pass(service: EmbeddedService, model: Any, 
         tops = zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
         is_greedy = all(value == max(top.values()) for value, top in list(tops)[len(ASKED) : end])
         assert is_greedy == (expected.argmax(-1).tolist() == choice)
-    assert told["usage"]["completion_tokens"] == max_tokens * len(CHOICES)
+    assert reported["usage"]["completion_tokens"] == max_tokens * len(CHOICES)
 
 
 def test_long_prompt_scored_in_chunks_matches_whole(service: EmbeddedService, model: Any) -> None:
@@ -79,9 +79,9 @@ def test_long_prompt_scored_in_chunks_matches_whole(service: EmbeddedService, mo
 
 def test_prompt_logprobs_are_keyed_by_token_like_vllm(service: EmbeddedService, model: Any) -> None:
     (one,) = ask(service, prompt=ASKED, max_tokens=1, prompt_logprobs=2)["choices"]
-    told, expected = one["prompt_logprobs"], plain(model, ASKED)
-    assert told[0] is None and len(told) == len(ASKED)
-    for token, row, entry in zip(ASKED[1:], expected, told[1:], strict=True):
+    reported, expected = one["prompt_logprobs"], plain(model, ASKED)
+    assert reported[0] is None and len(reported) == len(ASKED)
+    for token, row, entry in zip(ASKED[1:], expected, reported[1:], strict=True):
         assert {str(token), *map(str, row.topk(2).indices.tolist())} == set(entry)
         for each, about in entry.items():
             assert about["logprob"] == pytest.approx(float(row[int(each)]), abs=TOLERANCE)
@@ -129,9 +129,9 @@ def test_stream_starts_with_echo_and_logprobs(service: EmbeddedService, model: A
     body = {"model": MODEL, "temperature": 0, "prompt": ASKED, "max_tokens": 3, "logprobs": 1, "echo": True}
     answer = service.ask("POST", COMPLETIONS, {**body, "stream": True})
     events = [json.loads(line[6:]) for line in answer.body.decode().splitlines() if line.startswith("data: {")]
-    told = [value for each in events for value in (each["choices"][0]["logprobs"] or {}).get("token_logprobs", [])]
+    reported = [value for each in events for value in (each["choices"][0]["logprobs"] or {}).get("token_logprobs", [])]
     (whole,) = ask(service, **{**body, "ignore_eos": False})["choices"]
-    assert told == whole["logprobs"]["token_logprobs"]
+    assert reported == whole["logprobs"]["token_logprobs"]
 
 
 def test_chat_with_prompt_logprobs_is_400_naming_field(service: EmbeddedService) -> None:

@@ -72,10 +72,10 @@ class EngineProcess:
         if self.client_kind == "vllm":
             text = answer.body.decode()
             return sum(map(int, re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\d+)", text, re.M)))
-        told = answer.object()
+        reported = answer.object()
         if self.kind == "embedded":
-            return int(told["running"] + told["waiting"])
-        return sum(int(load["num_running_reqs"] + load["num_waiting_reqs"]) for load in told["loads"])
+            return int(reported["running"] + reported["waiting"])
+        return sum(int(load["num_running_reqs"] + load["num_waiting_reqs"]) for load in reported["loads"])
 
     def stop(self) -> None:
         if self.popen.poll() is None:

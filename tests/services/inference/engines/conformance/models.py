@@ -73,11 +73,11 @@ def logprobs(model: Any, prompt: Sequence[int], output: Sequence[int], temperatu
 
 
 def gap(
-    model: Any, prompt: Sequence[int], output: Sequence[int], told: Sequence[float], temperature: float = 1.0
+    model: Any, prompt: Sequence[int], output: Sequence[int], reported: Sequence[float], temperature: float = 1.0
 ) -> float:
     """Largest difference in nats between what an engine told and a forward pass."""
     plain = logprobs(model, prompt, output, temperature).gather(1, torch.tensor(list(output))[:, None])[:, 0]
-    return float((plain - torch.tensor(list(told))).abs().max())
+    return float((plain - torch.tensor(list(reported))).abs().max())
 
 
 def greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 from areal.services.inference.engines.base import EngineError, check_weights
 from tests.services.inference.engines.conformance.conftest import Subject
 from tests.services.inference.engines.conformance.models import TOLERANCE, gap, probe
-from tests.services.inference.engines.conformance.test_generation import LONG, PROMPT, tokens, told
+from tests.services.inference.engines.conformance.test_generation import LONG, PROMPT, reported, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ async def check_side_by_side(engine: Subject, names: list[str | None]) -> None:
         )
         for name, deltas in zip(names, answers, strict=True):
             model = engine.models.adapted[name] if name else engine.models.versions[0]
-            assert gap(model, prompt, tokens(deltas), told(deltas)) < TOLERANCE
+            assert gap(model, prompt, tokens(deltas), reported(deltas)) < TOLERANCE
 
 
 async def test_each_call_uses_named_adapter(engine: Subject) -> None:
@@ -53,7 +53,7 @@ async def test_adapter_is_loaded_replaced_and_removed_at_runtime(engine: Subject
         assert await control(engine, "/load_adapter", path=str(engine.models.adapters[name])) == 200
         assert "guest" in (await engine.client.state()).adapters
         answer = await engine.run(PROMPT, max_new_tokens=2, ignore_eos=True, adapter="guest")
-        assert gap(engine.models.adapted[name], PROMPT, tokens(answer), told(answer)) < TOLERANCE
+        assert gap(engine.models.adapted[name], PROMPT, tokens(answer), reported(answer)) < TOLERANCE
     assert await control(engine, "/load_adapter", path=str(engine.models.folders[0])) == 400  # has no adapter
     assert await control(engine, "/unload_adapter") == 200
     assert "guest" not in (await engine.client.state()).adapters

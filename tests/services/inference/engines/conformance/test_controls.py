@@ -10,7 +10,7 @@ import pytest
 from areal.services.inference.engines.base import EngineCall, EngineDelta, TokenEngine
 from tests.services.inference.engines.conformance.conftest import Subject
 from tests.services.inference.engines.conformance.models import MAX_LEN, TOLERANCE, gap
-from tests.services.inference.engines.conformance.test_generation import PROMPT, tokens, told
+from tests.services.inference.engines.conformance.test_generation import PROMPT, reported, tokens
 
 COUNT = 400
 QUIET_S = 0.4
@@ -75,7 +75,7 @@ async def test_pause_keeps_tokens_and_call_resumes(engine: Subject) -> None:
     await asyncio.wait_for(asyncio.gather(running.task, waiting.task), ENDS_S)
     for call, prompt in ((running, PROMPT), (waiting, [11, 12])):
         assert len(tokens(call.deltas)) == COUNT
-        assert gap(engine.models.versions[0], prompt, tokens(call.deltas), told(call.deltas)) < TOLERANCE
+        assert gap(engine.models.versions[0], prompt, tokens(call.deltas), reported(call.deltas)) < TOLERANCE
 
 
 async def test_each_token_has_version_at_sampling(engine: Subject) -> None:
@@ -104,7 +104,7 @@ async def test_whole_answer_keeps_token_versions_across_pause(engine: Subject) -
         await engine.client.set_version(3)
     held = quiet.versions.count(3)
     assert 0 < held < COUNT and quiet.versions == [3] * held + [4] * (COUNT - held)
-    assert gap(engine.models.versions[0], [11, 12], tokens(quiet.deltas), told(quiet.deltas)) < TOLERANCE
+    assert gap(engine.models.versions[0], [11, 12], tokens(quiet.deltas), reported(quiet.deltas)) < TOLERANCE
     if engine.client.capabilities.whole_answers:
         (whole,) = quiet.deltas
         assert whole.after_first_s > 0
@@ -133,7 +133,7 @@ async def test_released_memory_returns_with_same_weights(engine: Subject) -> Non
     await engine.client.resume()
     after = await engine.run(PROMPT, max_new_tokens=10, temperature=0.0, ignore_eos=True)
     assert tokens(after) == tokens(before)
-    assert gap(engine.models.versions[0], PROMPT, tokens(after), told(after)) < TOLERANCE
+    assert gap(engine.models.versions[0], PROMPT, tokens(after), reported(after)) < TOLERANCE
 
 
 async def test_state_describes_served_model(engine: Subject) -> None:

@@ -32,8 +32,8 @@ class Outside:
         return self.proxy.call("POST", path, body, key=self.processes.key)
 
     def running(self) -> int:
-        told = self.engine.call("GET", "/stats", key=self.processes.key).json()
-        return int(told["running"] + told["waiting"])
+        reported = self.engine.call("GET", "/stats", key=self.processes.key).json()
+        return int(reported["running"] + reported["waiting"])
 
 
 @pytest.fixture(scope="module")

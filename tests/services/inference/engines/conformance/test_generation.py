@@ -45,7 +45,7 @@ def tokens(deltas: list[EngineDelta], index: int = 0) -> list[int]:
     return [token for delta in deltas if delta.index == index for token in delta.token_ids]
 
 
-def told(deltas: list[EngineDelta], index: int = 0) -> list[float]:
+def reported(deltas: list[EngineDelta], index: int = 0) -> list[float]:
     return [value for delta in deltas if delta.index == index for value in delta.logprobs]
 
 
@@ -55,7 +55,7 @@ async def test_logprobs_match_forward_pass(engine: Subject, prompt: list[int]) -
         deltas = await engine.run(prompt, max_new_tokens=24, temperature=temperature, ignore_eos=True)
         output = tokens(deltas)
         assert len(output) == 24 and all(0 <= token < VOCAB for token in output)
-        assert gap(engine.models.versions[0], prompt, output, told(deltas), temperature) < TOLERANCE
+        assert gap(engine.models.versions[0], prompt, output, reported(deltas), temperature) < TOLERANCE
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, LONG], ids=["few", "many"])
@@ -129,7 +129,7 @@ async def test_logprobs_are_of_temperature_alone_or_reported_as_altered(
     is_reported = engine.client.capabilities.logprobs.conflict(sampling, grammar=False) is not None
     assert not is_reported or engine.kind != "embedded"
     deltas = await engine.run(PROMPT, max_new_tokens=12, stop_token_ids=(END,), **options)
-    found = gap(engine.models.versions[0], PROMPT, tokens(deltas), told(deltas), sampling.temperature)
+    found = gap(engine.models.versions[0], PROMPT, tokens(deltas), reported(deltas), sampling.temperature)
     assert found < TOLERANCE or is_reported
 
 
@@ -142,7 +142,7 @@ async def test_min_new_tokens_holds_in_shared_batch(engine: Subject) -> None:
         *(engine.run(PROMPT, max_new_tokens=12, stop_token_ids=(END,), **call) for call in calls)
     ):
         assert len(tokens(deltas)) >= 8 and END not in tokens(deltas)[:8]
-        assert all(math.isfinite(value) for value in told(deltas))
+        assert all(math.isfinite(value) for value in reported(deltas))
 
 
 @pytest.mark.parametrize("about", ["output", "input"])
@@ -175,7 +175,7 @@ async def test_concurrent_calls_keep_their_temperatures(engine: Subject) -> None
         *(engine.run(PROMPT, max_new_tokens=20, temperature=each, ignore_eos=True) for each in temperatures)
     )
     for temperature, deltas in zip(temperatures, answers, strict=True):
-        assert gap(engine.models.versions[0], PROMPT, tokens(deltas), told(deltas), temperature) < TOLERANCE
+        assert gap(engine.models.versions[0], PROMPT, tokens(deltas), reported(deltas), temperature) < TOLERANCE
 
 
 async def test_delta_lists_match_and_each_choice_ends_once(engine: Subject) -> None:
@@ -210,7 +210,7 @@ async def test_end_token_stops_unless_ignored(engine: Subject) -> None:
     ended = await engine.run(PROMPT, max_new_tokens=5, temperature=0.0, logit_bias=bias, stop_token_ids=(END,))
     assert tokens(ended) == [END] and ended[-1].finish_reason is FinishReason.STOP
     if engine.client.capabilities.logprobs.before_penalties:
-        assert gap(engine.models.versions[0], PROMPT, [END], told(ended)) < TOLERANCE
+        assert gap(engine.models.versions[0], PROMPT, [END], reported(ended)) < TOLERANCE
     gone_on = await engine.run(PROMPT, max_new_tokens=5, temperature=0.0, logit_bias=bias, ignore_eos=True)
     assert tokens(gone_on) == [END] * 5 and gone_on[-1].finish_reason is FinishReason.LENGTH
 
@@ -223,7 +223,7 @@ async def test_choices_differ_and_each_ends(engine: Subject) -> None:
     assert all(len(answer) == 20 for answer in answers)
     assert len({tuple(answer) for answer in answers}) == 3
     for index, answer in enumerate(answers):
-        assert gap(engine.models.versions[0], PROMPT, answer, told(deltas, index)) < TOLERANCE
+        assert gap(engine.models.versions[0], PROMPT, answer, reported(deltas, index)) < TOLERANCE
 
 
 async def test_greedy_choices_are_equal(engine: Subject) -> None:
@@ -276,7 +276,7 @@ async def test_concurrent_calls_match_single_calls(engine: Subject) -> None:
         *(engine.run(prompt, max_new_tokens=16, ignore_eos=True, temperature=0.7) for prompt in prompts)
     )
     for prompt, deltas in zip(prompts, answers, strict=True):
-        assert gap(engine.models.versions[0], prompt, tokens(deltas), told(deltas), 0.7) < TOLERANCE
+        assert gap(engine.models.versions[0], prompt, tokens(deltas), reported(deltas), 0.7) < TOLERANCE
 
 
 @pytest.mark.parametrize("prompt", [[5, VOCAB + 1000], [5] * (MAX_LEN + 1)], ids=["no-token", "too-long"])
@@ -311,4 +311,4 @@ async def answer_in_schema(engine: Subject) -> tuple[list[int], list[float]]:
     call = EngineCall(f"schema-{id(engine)}", (PROMPT,), sampling, response_format=wanted)
     deltas = [delta async for delta in deltas_of(engine.client, call)]
     assert deltas[-1].finish_reason is FinishReason.STOP
-    return tokens(deltas), told(deltas)
+    return tokens(deltas), reported(deltas)

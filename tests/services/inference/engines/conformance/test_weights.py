@@ -27,7 +27,7 @@ from tests.services.inference.engines.conformance.conftest import Subject
 from tests.services.inference.engines.conformance.engines import start
 from tests.services.inference.engines.conformance.models import TOLERANCE, Models, gap, probe
 from tests.services.inference.engines.conformance.test_controls import ENDS_S, paused_midway
-from tests.services.inference.engines.conformance.test_generation import LONG, PROMPT, tokens, told
+from tests.services.inference.engines.conformance.test_generation import LONG, PROMPT, reported, tokens
 
 
 @pytest.fixture(params=[False, True], ids=["untied", "tied"])
@@ -48,7 +48,7 @@ async def test_new_weights_match_forward_pass(engine: Subject) -> None:
     await update(engine, 1)
     for prompt in (LONG, PROMPT):
         deltas = await engine.run(prompt, max_new_tokens=12, ignore_eos=True)
-        assert gap(new, prompt, tokens(deltas), told(deltas)) < TOLERANCE
+        assert gap(new, prompt, tokens(deltas), reported(deltas)) < TOLERANCE
         assert all(version == 1 for delta in deltas for version in delta.versions)
     assert await engine.client.version() == 1
     await check_weights(engine.client, probe(new, LONG))
@@ -66,11 +66,11 @@ async def test_running_call_continues_with_new_weights_stamped(engine: Subject) 
     held, total = running.versions.count(0), len(tokens(running.deltas))
     assert total > held >= arrived and running.versions == [0] * held + [1] * (total - held)
     old, new = engine.models.versions
-    sampled, logprobs = tokens(running.deltas), told(running.deltas)
+    sampled, logprobs = tokens(running.deltas), reported(running.deltas)
     assert gap(old, PROMPT, sampled[:held], logprobs[:held]) < TOLERANCE
     # From the boundary on, also what came before it is read by the new weights: nothing is left of the old cache.
     assert gap(new, [*PROMPT, *sampled[:held]], sampled[held:], logprobs[held:]) < TOLERANCE
-    assert gap(new, [20, 21], tokens(late), told(late)) < TOLERANCE
+    assert gap(new, [20, 21], tokens(late), reported(late)) < TOLERANCE
 
 
 async def test_loading_wrong_folder_changes_nothing(engine: Subject) -> None:
@@ -80,7 +80,7 @@ async def test_loading_wrong_folder_changes_nothing(engine: Subject) -> None:
             await engine.client.load_weights(str(folder), 5)
         await engine.client.resume()
     deltas = await engine.run(PROMPT, max_new_tokens=8, ignore_eos=True)
-    assert gap(engine.models.versions[0], PROMPT, tokens(deltas), told(deltas)) < TOLERANCE
+    assert gap(engine.models.versions[0], PROMPT, tokens(deltas), reported(deltas)) < TOLERANCE
     assert await engine.client.version() == 0
 
 

@@ -137,7 +137,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "reported"),
     [
         (lambda folder: _config(folder, use_dora=True), "use_dora"),
         (lambda folder: _config(folder, rank_pattern={"q_proj": 2}), "rank_pattern"),
@@ -152,7 +152,7 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
     ],
 )
 def test_unsupported_adapter_is_refused_by_name(
-    tmp_path: Path, start: Start, llama: tuple[Path, Any], spoil: Callable[[Path], object], told: str
+    tmp_path: Path, start: Start, llama: tuple[Path, Any], spoil: Callable[[Path], object], reported: str
 ) -> None:
     folder, model = llama
     make_adapter(tmp_path / "lora", model)
@@ -160,7 +160,7 @@ def test_unsupported_adapter_is_refused_by_name(
     harness = start(folder)
     with pytest.raises(ArealError) as caught:
         harness.engine.read_adapter("a", tmp_path / "lora")
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
 
 
 def test_batch_without_adapters_has_no_deltas() -> None:

@@ -302,8 +302,8 @@ async def test_start_writes_stages_and_is_healthy_before_ready(tmp_path: Path) -
             while (await client.get("/ready"))[0] != 200:
                 pass
             health = (await client.get("/health"))[1]
-            told = {name: health[name] for name in ("stage", "version", "paused", "max_model_len")}
-            assert told == {"stage": "serving", "version": 0, "paused": False, "max_model_len": 128}
+            reported = {name: health[name] for name in ("stage", "version", "paused", "max_model_len")}
+            assert reported == {"stage": "serving", "version": 0, "paused": False, "max_model_len": 128}
         assert json.loads(file.read_text())["stage"] == "serving"
     finally:
         process.kill()

@@ -187,11 +187,11 @@ class Vllm:
             return _error(400, "`prompt_logprobs` are not available when `stream=True`.")
         prompt, adapter = body["prompt"], self._adapter(body)
         values, tops = await self._core.scores(prompt, body["prompt_logprobs"], adapter)
-        told: list[Any] = [None]
+        reported: list[Any] = [None]
         for token, value, top in zip(prompt[1:], values, tops, strict=True):
             ranked = {token: value, **dict(top)}
-            told.append({str(each): {"logprob": ranked[each], "rank": 1, "decoded_token": "x"} for each in ranked})
-        choice = {"index": 0, "text": "x", "logprobs": None, "finish_reason": "length", "prompt_logprobs": told}
+            reported.append({str(each): {"logprob": ranked[each], "rank": 1, "decoded_token": "x"} for each in ranked})
+        choice = {"index": 0, "text": "x", "logprobs": None, "finish_reason": "length", "prompt_logprobs": reported}
         return web.json_response({"id": "cmpl-1", "object": "text_completion", "choices": [choice]})
 
     async def _pause(self, request: web.Request) -> web.Response:
