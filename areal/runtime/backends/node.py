@@ -61,7 +61,7 @@ def node_address(environ: Mapping[str, str]) -> str:
         usable = [*(address for address in found if not is_loopback(address)), *_routed_address()]
     if not usable:
         raise ArealError(
-            f"the address of node {socket.gethostname()} cannot be told",
+            f"the address of node {socket.gethostname()} cannot be determined",
             hint=f"export {base.NODE_ADDRESS_VARIABLE} in the job's set-up commands",
         )
     return usable[0]

@@ -122,7 +122,7 @@ IMPOSSIBLE = frozenset(
         *("AssocMaxCpuPerJobLimit", "AssocMaxGRESPerJob", "AssocMaxMemPerJob", "DependencyNeverSatisfied"),
     }
 )
-"""Reasons of waiting that waiting does not mend."""
+"""Reasons for which a queued job never starts."""
 
 
 @dataclass(frozen=True)

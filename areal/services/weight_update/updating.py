@@ -390,7 +390,7 @@ class Updater:
             await workers.drop_lost()
             if len(workers.lost) == before or not workers.urls:
                 raise
-            _log.warning("the process group of %s is formed anew: %s", pair.name, error)
+            _log.warning("the process group of %s is formed again: %s", pair.name, error)
         return await self._broadcast_once(pair, workers, order, published)
 
     async def _broadcast_once(

@@ -196,12 +196,12 @@ async def _watch_turns(routes: WorkerRoutes, loop: AgentLoop) -> None:
     while not restart_wanted.is_set():
         await asyncio.sleep(until_beat(1.0))
         if routes.is_stuck:
-            _log.error("a cancelled turn goes on; the worker starts anew: %s", loop.blocked)
+            _log.error("a cancelled turn goes on; the worker restarts: %s", loop.blocked)
             restart()
         late = late_threads()
         if late and (not routes.turns or len(late) >= _MOST_LATE):
             where = "; ".join(map(place_of, late[:_MOST_LATE]))
-            _log.error("%d cancelled plain functions go on; the worker starts anew: %s", len(late), where)
+            _log.error("%d cancelled plain functions go on; the worker restarts: %s", len(late), where)
             restart_wanted.set()
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -448,7 +448,7 @@ def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> ba
     entries = about.get("input_token_logprobs") or []
     if [entry[1] for entry in entries] != list(prompt):
         raise base.EngineFailed(
-            f"SGLang told log-probabilities of {len(entries)} tokens, and not those of the prompt's {len(prompt)}"
+            f"SGLang returned log-probabilities of {len(entries)} tokens, not those of the prompt's {len(prompt)}"
         )
     tops = about.get("input_top_logprobs") or [None] * len(entries)
     return base.PromptLogprobs(_known(entries[1:]), tuple(_top(each)[:top] for each in tops[1:]))

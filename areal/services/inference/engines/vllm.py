@@ -383,7 +383,7 @@ def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> base.PromptLog
         token not in each for token, each in zip(prompt[1:], reported[1:], strict=True)
     ):
         raise base.EngineFailed(
-            f"vLLM told log-probabilities of {len(reported)} tokens, and not those of the prompt's {len(prompt)}"
+            f"vLLM returned log-probabilities of {len(reported)} tokens, not those of the prompt's {len(prompt)}"
         )
     ranked = [sorted(each.items(), key=lambda item: -item[1])[:top] for each in reported[1:]]
     return base.PromptLogprobs(

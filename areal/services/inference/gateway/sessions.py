@@ -463,7 +463,7 @@ def gateway_parts(
         "gateway",
         key=options.key,
         loopback=options.loopback,
-        not_ready=lambda: None if table.whole else "the router has not told all of its routing table yet",
+        not_ready=lambda: None if table.whole else "the router has not published its whole routing table yet",
         details=lambda: {"router_connected": follower.connected, "table": table.summary(), **details},
     )
     service.add_lifespan(lambda: background("router-watch", follower.run))

@@ -272,7 +272,7 @@ def test_cancelled_turn_blocking_loop_restarts_worker(start_worker: StartWorker)
         events = Events(worker, message)
         events.next()
         events.leave()
-        worker.wait_log("a cancelled turn goes on; the worker starts anew: .*my_agent.py:12, block")
+        worker.wait_log("a cancelled turn goes on; the worker restarts: .*my_agent.py:12, block")
         wait_new_port(worker, starts)
         assert answer(worker, "well")["summary"] == "well"
     assert worker.popen.poll() is None
@@ -294,7 +294,7 @@ def test_uncancellable_function_restarts_worker(start_worker: StartWorker) -> No
     events.leave()
     wait_until(lambda: worker.call("GET", "/ready").json()["turns"] == 0)  # it has ended for its caller
     assert answer(worker)["summary"] == "HELLO"
-    worker.wait_log("cancelled plain functions go on; the worker starts anew: .*my_agent.py:7")
+    worker.wait_log("cancelled plain functions go on; the worker restarts: .*my_agent.py:7")
     wait_new_port(worker, 2)
     assert answer(worker)["summary"] == "HELLO"
     assert worker.popen.poll() is None
