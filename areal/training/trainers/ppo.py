@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import torch
@@ -47,6 +47,15 @@ from areal.training.trainers.rollouts import (
 _log = logging.getLogger(__name__)
 
 Filter = Callable[[Any], bool]
+
+
+class MinibatchUpdate(NamedTuple):
+    """An update. ``weights`` [2]: that of the computed rows, and of all. ``skipped`` [2]: the entropy of the other
+    rows' tokens, and their number. It is estimated without a forward pass, by minus the log-probability of each."""
+
+    update: Update
+    weights: Tensor
+    skipped: Tensor
 
 
 class PPOTrainer(Trainer):
@@ -276,13 +285,11 @@ class PPOTrainer(Trainer):
     def _needs_proximal_pass(self) -> bool:
         """Return whether the proximal log-probabilities need a forward pass before the update."""
         config = self.config.actor
-        if config.use_decoupled_loss:
-            first_only = config.ppo_n_minibatches * config.ppo_epochs == 1
-            reused = config.prox_logp_method == "reuse_train_logp" and first_only
-            if config.m2_threshold is not None:
-                return True
-            return not reused and config.prox_logp_method != "loglinear"
-        return config.recompute_logprob
+        if not config.use_decoupled_loss:
+            return config.recompute_logprob
+        method = "recompute" if config.m2_threshold is not None else config.prox_logp_method
+        updates = config.ppo_n_minibatches * config.ppo_epochs
+        return method != "loglinear" and not (method == "reuse_train_logp" and updates == 1)
 
     def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         assert self.critic is not None
@@ -294,43 +301,37 @@ class PPOTrainer(Trainer):
         config = self.config.actor
         self.loss.version = self.actor.version
         parts = self._minibatches(batch, config.ppo_n_minibatches) * config.ppo_epochs
-        updates, weights = list[Update](), torch.zeros(2, dtype=torch.float64)
-        self._skipped_entropy = torch.zeros(2, dtype=torch.float64)
-        for number, part in enumerate(parts):
-            self.loss.is_first_update = number == 0
-            is_first_epoch = number * config.ppo_epochs < len(parts)
-            update, computed = self._update_minibatch(select(batch, part), count_skipped=is_first_epoch)
-            updates.append(update)
-            weights += computed
+        done = [self._update_minibatch(select(batch, part), is_first=not number) for number, part in enumerate(parts)]
+        updates = [each.update for each in done]
         metrics = _update_metrics(updates) | {"lr": updates[-1].learning_rate}
         names, sums = self.loss.pop_sums()
         totals = self.ranks.all_sum(sums)
         means = (totals[:-1] / totals[-1].clamp(min=1)).tolist()
         metrics |= dict(zip(names, means, strict=True))
-        metrics["trained_entropy"] = metrics["entropy"]
-        total, tokens = self._sum_over_ranks(self._skipped_entropy).tolist()  # of one epoch
-        trained = float(totals[-1]) / config.ppo_epochs
-        metrics["entropy"] = (metrics["entropy"] * trained + total) / max(trained + tokens, 1.0)
         if (mismatch := self.loss.pop_mismatch()) is not None:
             total, tokens = self.ranks.all_sum(mismatch).tolist()
             metrics["mismatch_kl"] = total / max(tokens, 1.0)
-        metrics["trained_share"] = float(weights[0] / weights[1].clamp(min=1.0))
+        first_epoch = done[: len(done) // config.ppo_epochs]
+        skipped, tokens = self._sum_over_ranks(torch.stack([each.skipped for each in first_epoch]).sum(0)).tolist()
+        trained = float(totals[-1]) / config.ppo_epochs
+        metrics["trained_entropy"] = metrics["entropy"]
+        metrics["entropy"] = (metrics["entropy"] * trained + skipped) / max(trained + tokens, 1.0)
+        computed, whole = torch.stack([each.weights for each in done]).sum(0).tolist()
+        metrics["trained_share"] = computed / max(whole, 1.0)
         return metrics | (self._update_critic(batch) if self.critic is not None else {})
 
-    def _update_minibatch(self, batch: Batch, *, count_skipped: bool) -> tuple[Update, Tensor]:
-        """Return the update, and the weights [2] of the rows that were computed and of all. Zero-advantage rows are
-        skipped but stay in the denominator, and with ``count_skipped`` in the entropy: the mean of minus the
-        log-probability of what was sampled is an estimate of it that needs no forward pass."""
+    def _update_minibatch(self, batch: Batch, *, is_first: bool) -> MinibatchUpdate:
+        """Update on the rows with a gradient. The others stay in the denominator of the loss."""
         rows = rows_with_gradient(batch, self.config.actor, own_loss=self._loss_fn is not None)
-        chosen = select(batch, rows)
+        chosen, others = select(batch, rows), sorted(set(range(len(batch["loss_mask"]))) - set(rows))
         counts = torch.stack([self.loss.weight(chosen), self.loss.weight(batch)]).double().to(self.ranks.device)
         weights = self.ranks.all_sum(counts).cpu()
         self.loss.share = float(weights[0] / weights[1].clamp(min=1.0))
-        if count_skipped and (skipped := sorted(set(range(len(batch["loss_mask"]))) - set(rows))):
-            others = select(batch, skipped)
-            known = others["loss_mask"].bool() & torch.isfinite(others["logprobs"])
-            self._skipped_entropy += torch.stack([-others["logprobs"][known].sum(), known.sum()]).double()
-        return self.actor.train_batch(chosen, self.loss, self.loss.weight), weights
+        self.loss.is_first_update = is_first
+        logprobs = batch["logprobs"][others]
+        known = batch["loss_mask"][others].bool() & torch.isfinite(logprobs)
+        skipped = torch.stack([-logprobs[known].sum(), known.sum()]).double()
+        return MinibatchUpdate(self.actor.train_batch(chosen, self.loss, self.loss.weight), weights, skipped)
 
     def _minibatches(self, batch: Batch, count: int) -> list[list[int]]:
         """Return the minibatches. Every rank makes as many steps as the rank with the fewest rows."""
