@@ -24,6 +24,7 @@ from areal.installation import install_command
 _IMPORT_S = 120.0
 _OF_AGENTS = ("agents", "mcp", "openai")  # packages of the extra
 _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+T = TypeVar("T")
 
 
 def add_import_folder(folder: Path) -> None:
@@ -174,9 +175,6 @@ def _taken(function: Callable[..., Any], count: int, given: Mapping[str, object]
         return {name: value for name, value in given.items() if name not in first}
     named = {each.name for each in parameters[count:] if each.kind not in _UNNAMED}
     return {name: value for name, value in given.items() if name in named}
-
-
-T = TypeVar("T")
 
 
 class Registry(Generic[T]):

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from areal.client.trajectories import Lease, Trajectories
 
 Message = Mapping[str, object]
+_CONTROL_S = 200.0  # longer than the gateway's own deadline on its workers
+_log = logging.getLogger(__name__)
+CHAT = "/v1/chat/completions"
+_READY_PERIOD_S = 0.2
+_PROBE_S = 5.0
+_SETTLED_S = 3.0  # a missing model is reported as unknown after so long without changes
 
 
 def rewarded_from_json(data: Mapping[str, Any]) -> Rewarded:
@@ -78,7 +84,6 @@ class AsyncGroup:
 # it remains in effect on the others.
 
 ALL = "all"
-_CONTROL_S = 200.0  # longer than the gateway's own deadline on its workers
 
 
 class AsyncWorkers:
@@ -149,16 +154,10 @@ def _check(path: str, answer: Mapping[str, Any]) -> None:
         raise ServiceError(f"{path} failed on {len(failed)} of {len(answer['results'])} workers: {errors}", status=207)
 
 
-_log = logging.getLogger(__name__)
-
 Style = Literal["individual", "concat"]
 Format = Literal["npz", "json"]
 
-CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-_READY_PERIOD_S = 0.2
-_PROBE_S = 5.0
-_SETTLED_S = 3.0  # a missing model is reported as unknown after so long without changes
 
 
 class AsyncInferenceClient(AsyncClient):

@@ -42,6 +42,7 @@ AddressLookup = Callable[[], str]
 """Returns the service's current address, "" if it has none. It may block, and raise ArealError."""
 
 _NEVER_AGAIN = (500, 501, 505, 507)  # a bug of the service or a full disk: a retry would fail as well
+_LOOKUP_PERIOD_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,6 @@ def may_repeat(error: errors.ClientError, *, repeatable: bool) -> bool:
     return isinstance(error, errors.InfrastructureError) or (
         isinstance(error, errors.ServiceError) and error.status not in _NEVER_AGAIN
     )
-
-
-_LOOKUP_PERIOD_S = 2.0
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,10 @@ from areal.hub import Hub, is_id, literal_pattern
 from areal.installation import install_command
 
 Row = dict[str, Any]
+_FORMS = "a data set is JSON lines (an object in each line), a JSON list, Parquet or Arrow, as UTF-8 and not compressed"
+_SAVED, _SAVED_SPLITS = ("dataset_info.json", "state.json"), "dataset_dict.json"  # written by save_to_disk of datasets
+_CARD = "README.md"
+_DEFAULT, _USUAL = "", ("default", "main")
 
 
 class Rows(Sequence[Row]):
@@ -70,8 +74,6 @@ class Rows(Sequence[Row]):
 
 _BINARY = (".parquet", ".arrow")
 SUFFIXES = (".jsonl", ".json", *_BINARY)
-_FORMS = "a data set is JSON lines (an object in each line), a JSON list, Parquet or Arrow, as UTF-8 and not compressed"
-_SAVED, _SAVED_SPLITS = ("dataset_info.json", "state.json"), "dataset_dict.json"  # written by save_to_disk of datasets
 
 
 class BadData(ArealError):
@@ -231,13 +233,11 @@ def _columns(file: Path) -> Iterator[Placed]:
 
 # Data sets of the hub
 
-_CARD = "README.md"
 _WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-_DEFAULT, _USUAL = "", ("default", "main")
 Files = Mapping[str, Sequence[str]]
 """Patterns of files by split."""
 

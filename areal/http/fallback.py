@@ -13,6 +13,10 @@ from typing import Any
 from areal.files import parse_json as loads
 
 __all__ = ["HttpParserError", "HttpResponseParser", "dumps", "loads"]
+_MOST_LINE = 64 * 1024
+_MOST_BYTES = 2**64
+_NO_BODY = (204, 304)
+_SWITCHED = 101
 
 
 def dumps(value: Any, /) -> bytes:
@@ -26,10 +30,6 @@ _FIELD = re.compile(rb"(%b):[ \t]*([\t\x20-\x7e\x80-\xff]*)" % _TOKEN)
 _LENGTH = re.compile(rb"(\d+)[ \t]*")
 _CHUNK = re.compile(rb'([0-9A-Fa-f]+)(?:;%b(?:=(?:%b|"[\t\x20\x21\x23-\x7e\x80-\xff]*"))?)*' % (_TOKEN, _TOKEN))
 _CHUNK_BEGIN = re.compile(rb"[0-9A-Fa-f]*(?:[;\r]|\Z)")
-_MOST_LINE = 64 * 1024
-_MOST_BYTES = 2**64
-_NO_BODY = (204, 304)
-_SWITCHED = 101
 
 
 class HttpParserError(Exception):

@@ -22,6 +22,9 @@ from areal.resources.validation import spec_model
 
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null"}
 _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
+_INDENT = "  "
+_WIDTH = 100
+_MANIFEST_WIDTH = 110
 
 
 def type_text(info: FieldInfo) -> str:
@@ -82,8 +85,6 @@ _COST = {
     UpdateClass.RECREATE: "processes stop, then start: requests fail in between",
     UpdateClass.IMMUTABLE: "refused; --replace deletes the object and creates it anew",
 }
-_INDENT = "  "
-_WIDTH = 100
 
 
 def explain(path: str) -> str:
@@ -181,7 +182,6 @@ def _wrapped(text: str, levels: int = 1) -> str:
     return textwrap.fill(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
 
 
-_MANIFEST_WIDTH = 110
 _BARE = re.compile(r"[A-Za-z][\w./-]*(?::[\w.]+)?")
 
 # Values that ``init`` shows, commented out, for fields whose default is null or empty.

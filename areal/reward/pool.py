@@ -48,6 +48,7 @@ _QUICK_S = 0.02  # upper limit of the expected duration of a job with several ca
 _MAX_MISSES = 8  # after so many consecutive misses there are no retries, and a miss fails all waiting calls too
 _STOP_S = 1.0
 _FORGETTING = 0.99  # decay of the longest duration, per call
+_WORKERS = 2
 
 
 class _RewardWorker:
@@ -171,7 +172,6 @@ class RewardPool:
 
 _Pools = dict[int | None, RewardPool]
 _POOLS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Pools] = weakref.WeakKeyDictionary()
-_WORKERS = 2
 
 
 def open_pool_of_this_loop(workers: int) -> None:

@@ -36,6 +36,11 @@ LAST_PORT = 29999
 _LISTEN = "0A"
 _NO_SUCH_ADDRESS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 _SOCKET_LINK = re.compile(r"socket:\[(\d+)\]")
+T = TypeVar("T")
+LEASE_DIR_VARIABLE = "AREAL_LEASE_DIR"
+_GUARD_TIMEOUT_S = 10.0
+_PROBE_TRIES = 40  # a process that tests a lease holds it for an instant, or longer if it is not scheduled
+_PROBE_PAUSE_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -164,14 +169,8 @@ def _user_name(uid: int) -> str:
         return str(uid)
 
 
-T = TypeVar("T")
-
-LEASE_DIR_VARIABLE = "AREAL_LEASE_DIR"
 _DEFAULT = "/dev/shm/areal-leases"
 _GPU = "gpu-"
-_GUARD_TIMEOUT_S = 10.0
-_PROBE_TRIES = 40  # a process that tests a lease holds it for an instant, or longer if it is not scheduled
-_PROBE_PAUSE_S = 0.005
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 
 SHIM_PATH = str(Path(__file__).with_name("shim") / "__main__.py")
 _ACK_TIMEOUT_S = 60.0
+_KILL_S = 5.0
+_BETWEEN_GO_AND_ID_S = 20.0
+_SWEEP_MARGIN_S = 15.0
+MEMORY_TIMEOUT_S = 10.0  # for a driver to give a dead process's memory back
+_MEMORY_SHARE = 0.9  # of the memory free before the start; drivers keep a little
 
 
 class Shim:
@@ -110,9 +115,6 @@ def fork_shim(uid: str, run_dir: str, held_fds: Sequence[int], environment: Mapp
         for fd in (gate_read, ack_write, log):
             os.close(fd)
     return Shim(uid, run_dir, process, gate_write, ack_read)
-
-
-_KILL_S = 5.0
 
 
 def _open(identity: ProcessIdentity) -> int | None:
@@ -218,12 +220,6 @@ def _is_foreign(stat: procfs.Stat, identity: ProcessIdentity, run_dir: str) -> b
     if identity.autogroup and group and group != identity.autogroup:
         return True
     return procfs.environment(stat.pid).get(procfs.RUN_DIR_VARIABLE, run_dir) != run_dir
-
-
-_BETWEEN_GO_AND_ID_S = 20.0
-_SWEEP_MARGIN_S = 15.0
-MEMORY_TIMEOUT_S = 10.0  # for a driver to give a dead process's memory back
-_MEMORY_SHARE = 0.9  # of the memory free before the start; drivers keep a little
 
 
 def stop_run(

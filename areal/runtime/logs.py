@@ -24,6 +24,7 @@ from areal.runtime.shim.log import TIMES, TIMES_STEP_S
 from areal.terminal import without_colours
 
 _BLOCK = 1 << 16
+_LONGEST = 4000  # characters of a line that are given out
 
 
 def tail(paths: Sequence[str], n: int) -> list[str]:
@@ -148,7 +149,6 @@ class LogFollower:
         return list(paths[position + 1 :])
 
 
-_LONGEST = 4000  # characters of a line that are given out
 _WARNING = re.compile(r"\b(?:WARN|WARNING|Warning)\b|\w+Warning:")
 
 

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 MOST_BYTES = 1 << 20
 _AT_ONCE = 2048
 _FILES_LEFT = 128  # of the process's limit, for whatever else it has open
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 0.5
+_PAUSE_SHARE = 0.03  # of the time waited so far: a short start is noticed at once, and a long one costs little
+_PROBE_TIMEOUT_S = 5.0
+_QUOTED_LINES = 20
 
 
 class ProbeFailed(Exception):
@@ -125,12 +130,6 @@ def _result(exchange: HttpExchange, timeout_s: float) -> ProbeResponse | ProbeFa
 # Ready means: the run's own component lives, a process of its session owns the port, and its probe answers 200. An
 # answer of another process on the same port does not count. A component that dies while it starts fails the wait at
 # once, with its first exception and the last lines of its log.
-
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 0.5
-_PAUSE_SHARE = 0.03  # of the time waited so far: a short start is noticed at once, and a long one costs little
-_PROBE_TIMEOUT_S = 5.0
-_QUOTED_LINES = 20
 
 
 def wait_ready(

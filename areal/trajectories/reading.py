@@ -21,6 +21,7 @@ from areal.wire.columns import TOKEN_COLUMNS
 
 JSONL, PARQUET = ".jsonl", ".parquet"
 TRAJECTORIES = "trajectories"
+_AT_A_TIME = 256  # episodes per write, rows per read: bounds memory use
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
@@ -111,7 +112,6 @@ def _read_npz(path: Path) -> Iterator[Episode]:
 
 # Parquet has a row per interaction, and needs pyarrow.
 
-_AT_A_TIME = 256  # episodes per write, rows per read: bounds memory use
 _EPISODE = ("episode", "prompt", "sample", "group", "step", "is_eval", "answer", "seconds", "export_id")
 _TEXT = ("messages", "response")  # of an external model, as JSON
 

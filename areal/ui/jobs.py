@@ -29,6 +29,7 @@ _KEPT = 4  # jobs, and more while their files are smaller together than
 _KEPT_BYTES = 256 << 20
 _TOKENIZER = "tokenizer.json"
 T = TypeVar("T")
+_OF_ONE_RUN = ("experiment_name", "trial_name", "fileroot", "nfs_record_root")
 
 
 class FileMemo(Generic[T]):
@@ -137,9 +138,6 @@ _decoders: FileMemo[TokenDecoder] = FileMemo(load_decoder, 2)
 def config_of(folder: Path) -> Mapping[str, object]:
     """Return the configuration that a run's driver wrote into its folder; empty before that. Raises ArealError."""
     return _configs.get(folder / "config.yaml")
-
-
-_OF_ONE_RUN = ("experiment_name", "trial_name", "fileroot", "nfs_record_root")
 
 
 def compared_keys(config: Mapping[str, object]) -> dict[str, object]:

@@ -19,6 +19,9 @@ from areal.ui.jobs import FileMemo
 
 _SIDE_BY_SIDE = 16  # samples of a group with their tokens
 _TOKENS = 60_000  # of all samples side by side
+_MOST_BYTES = 128 << 20  # of files that are searched
+_MOST_FOUND = 20
+_COUNTED_FILES, _COUNTED_BYTES = 100, 32 << 20  # of a job, the newest
 
 
 def group_row(group: GroupSummary) -> dict[str, object]:
@@ -45,11 +48,6 @@ def side_by_side(path: Path, samples: Sequence[SampleSummary], decoder: TokenDec
         tokens += each.tokens
         shown.append({**sample_row(each), "shown": shown_episode(read_sample(path, each.line), decoder)})
     return {"episodes": shown, "leftOut": len(samples) - len(shown)}
-
-
-_MOST_BYTES = 128 << 20  # of files that are searched
-_MOST_FOUND = 20
-_COUNTED_FILES, _COUNTED_BYTES = 100, 32 << 20  # of a job, the newest
 
 
 def find_trained(home: Home, session: str, since: float) -> dict[str, object]:

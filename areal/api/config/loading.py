@@ -35,6 +35,8 @@ from areal.wire.fields import Faults, hints_of
 
 Mark = tuple[int, int]
 """Line and column, counted from 1."""
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 def key_marks(text: str) -> dict[FieldPath, Mark]:
@@ -114,10 +116,6 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
         return
     sys.stderr.write(error_text(error))
     sys.exit(error.exit_code)  # within the hook, it sets the exit status of the interpreter
-
-
-T = TypeVar("T")
-_log = logging.getLogger(__name__)
 
 
 _Kind = Literal["fault", "no effect", "caution"]

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _MAY_LIVE = LIVE | {Phase.UNKNOWN}
 _STRAY_GRACE_S = 10.0
+_ENDING_S = 5.0
 
 
 def find_problems(store: RunStore, leases: LeaseDir, states: Mapping[str, RunState]) -> tuple[Problem, ...]:
@@ -134,7 +135,6 @@ def _list_gpus() -> GpuListing:
     return list_gpus()
 
 
-_ENDING_S = 5.0
 _claiming = threading.Lock()  # two claims that each hold a part would both be refused
 
 

@@ -47,6 +47,14 @@ _LIMITS = (
 )
 
 _libc = ctypes.CDLL(None, use_errno=True)
+STAGE_FILE_VARIABLE = "AREAL_STAGE_FILE"
+ATTEMPT_VARIABLE = "AREAL_ATTEMPT"  # the number of the component's start; the intent may set the first number
+_READ_SIZE = 65536
+_READS_PER_TURN = 32
+_PIPE_SIZE = 1 << 20
+_F_SETPIPE_SZ = 1031
+_WRITE_AGAIN_S = 1.0
+_RECORD_S = 300.0
 
 
 def prctl(option: int, value: int) -> None:
@@ -150,14 +158,6 @@ def out_of_memory_kills() -> int:
     return 0
 
 
-STAGE_FILE_VARIABLE = "AREAL_STAGE_FILE"
-ATTEMPT_VARIABLE = "AREAL_ATTEMPT"  # the number of the component's start; the intent may set the first number
-_READ_SIZE = 65536
-_READS_PER_TURN = 32
-_PIPE_SIZE = 1 << 20
-_F_SETPIPE_SZ = 1031
-_WRITE_AGAIN_S = 1.0
-_RECORD_S = 300.0
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 

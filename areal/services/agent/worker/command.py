@@ -64,6 +64,9 @@ _TYPES = ("delta", "tool_call", "tool_result", "complete", "failed")
 _NAMES_A_TYPE = re.compile(rf'"type"\s*:\s*"(?:{"|".join(_TYPES)})"')
 _BEGINS_AS_EVENT = re.compile(rf"\{{\s*{_NAMES_A_TYPE.pattern}")
 _log = logging.getLogger(__name__)
+_PR_SET_CHILD_SUBREAPER = 36
+_PATIENCE_S = 5.0  # for killed processes to be gone, and for a program that forks as fast as it is killed
+_AGAIN_S = 0.02
 
 
 def command_agent(command: Sequence[str], tools: Sequence[Mapping[str, object]]) -> AgentAdapter:
@@ -282,10 +285,7 @@ def _event_of(line: str) -> dict[str, object] | None:
     return found
 
 
-_PR_SET_CHILD_SUBREAPER = 36
 _TICKS = os.sysconf("SC_CLK_TCK")
-_PATIENCE_S = 5.0  # for killed processes to be gone, and for a program that forks as fast as it is killed
-_AGAIN_S = 0.02
 
 
 class ProgramFamily:
