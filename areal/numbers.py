@@ -33,7 +33,7 @@ def number(value: float) -> str:
 
 
 def rounded(value: float, digits: int) -> str:
-    """``value`` to so many digits, halves away from zero, as ``1.23e+04``."""
+    """Return ``value`` with so many digits, halves away from zero, as ``1.23e+04``."""
     from decimal import ROUND_HALF_UP, Context, Decimal
 
     return f"{Context(prec=digits, rounding=ROUND_HALF_UP).create_decimal(Decimal(value)):.{digits - 1}e}"
@@ -63,7 +63,7 @@ def iso(at: float | None) -> str | None:
 
 
 def age(value: float | None) -> str:
-    """Whole seconds, or two units at most: ``45s``, ``3m20s``, ``5h12m``, ``3d4h``."""
+    """Return whole seconds, or two units at most: ``45s``, ``3m20s``, ``5h12m``, ``3d4h``."""
     if value is None:
         return "-"
     left = max(0, int(value))

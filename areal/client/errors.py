@@ -133,5 +133,5 @@ def _text(value: object) -> str | None:
 
 
 def _seconds(text: str | None) -> float | None:
-    """``Retry-After`` in seconds. None for the form with a date, which the services do not use."""
+    """Return ``Retry-After`` in seconds; None for the form with a date, which the services do not use."""
     return float(text) if text is not None and text.isascii() and text.isdecimal() else None

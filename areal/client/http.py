@@ -85,7 +85,7 @@ class ChatClient(_StreamClient):
     _hint = "areal inf status"
 
     def models(self) -> list[str]:
-        """Names of the models that the gateway serves."""
+        """Return the names of the models that the gateway serves."""
         with self._request("GET", "/v1/models", None) as response, self._checked():
             return [entry["id"] for entry in json.loads(response.read())["data"]]
 

@@ -86,7 +86,8 @@ class VisionProcessor:
 
 
 def with_places(messages: object, count: int, token: str) -> list[dict[str, Any]]:
-    """Messages whose contents are lists of parts, with one part for each of ``count`` images. Raises UsageFault."""
+    """Return messages whose contents are lists of parts, one of them for each of ``count`` images. Raises
+    UsageFault."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise UsageFault("messages must be a list with at least one message")
     made = [_with_parts(each, f"messages[{number}]", token) for number, each in enumerate(messages)]

@@ -51,7 +51,7 @@ def header_lines() -> bytes:
 
 
 def headers() -> dict[str, str]:
-    """``header_lines``, as names and values."""
+    """Return ``header_lines`` as names and values."""
     pairs = (line.split(": ", 1) for line in _lines.get().decode("utf-8", "replace").splitlines())
     return dict(pairs)
 

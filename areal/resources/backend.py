@@ -325,7 +325,7 @@ def own_flags(program: str) -> dict[str, Flag]:
 
 @lru_cache(4096)
 def flag_name(name: str) -> str:
-    """``maxBatchSize``, ``max_batch_size`` -> ``max-batch-size``. The key in ``flag.key`` stays as it is."""
+    """Return ``max-batch-size`` for ``maxBatchSize`` and ``max_batch_size``. The key in ``flag.key`` is not changed."""
     flag, dot, key = name.partition(".")
     spaced = "".join(f"-{char.lower()}" if char.isupper() else char for char in flag)
     return spaced.replace("_", "-").strip("-") + dot + key

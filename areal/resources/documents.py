@@ -254,7 +254,7 @@ class RenderBudget:
     left: int = MAX_RENDERED
 
     def spend(self, node: Node, cost: int = 1) -> bool:
-        """Charges ``cost`` for each value in ``node``. Returns False if the budget is used up."""
+        """Charge ``cost`` for each value in ``node``. Returns False if the budget is used up."""
         pending = [node]
         while pending and self.left > 0:
             found = pending.pop()

@@ -88,7 +88,7 @@ _COST = {
 
 
 def explain(path: str) -> str:
-    """Explains a kind or a field (``inferenceservice.spec.gateway``). Raises NotFound, with a suggestion."""
+    """Explain a kind or a field (``inferenceservice.spec.gateway``). Raises NotFound, with a suggestion."""
     first, *steps = [step.partition("[")[0] for step in path.strip().strip(".").split(".")]
     if first.lower() in ("overlay", "overlays"):
         from areal.resources.overlay import Overlay

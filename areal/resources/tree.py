@@ -161,8 +161,8 @@ def path_text(path: FieldPath) -> str:
 
 
 def parse_path(text: str) -> FieldPath:
-    """Inverse of ``path_text``; digits in brackets are an index, and a key in brackets may be quoted. Raises
-    ValueError with the column of the fault."""
+    """Return the path of a text, the inverse of ``path_text``. Digits in brackets are an index, and a key in brackets
+    may be quoted. Raises ValueError with the column of the fault."""
     steps: list[Step] = []
     at = 0
     while at < len(text):
@@ -333,7 +333,7 @@ TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")
 
 
 def over(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
-    """``above`` merged over ``below``, recursively for mappings."""
+    """Return ``above`` merged over ``below``, recursively for mappings."""
     merged = dict(below)
     for key, value in above.items():
         before = merged.get(key)

@@ -95,7 +95,7 @@ def resolve_tagged(text: str, tag: str) -> Value:
 
 
 def short_tag(tag: str) -> str:
-    """``tag:yaml.org,2002:int`` as it is written: ``!!int``."""
+    """Return a tag as it is written: ``!!int`` for ``tag:yaml.org,2002:int``."""
     prefix = "tag:yaml.org,2002:"
     return f"!!{tag.removeprefix(prefix)}" if tag.startswith(prefix) else tag
 

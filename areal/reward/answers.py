@@ -392,12 +392,12 @@ def choice_of(found: Formula) -> tuple[str, Formula]:
 
 
 def exact(completion: str, answer: object) -> float:
-    """1 if the completion equals the answer, apart from surrounding white space, else 0."""
+    """Return 1 if the completion equals the answer, apart from surrounding white space, else 0."""
     return float(completion.strip() == str(answer).strip())
 
 
 def number(completion: str, answer: object) -> float:
-    """1 if the final answer, as a whole, equals the number of the example, as in GSM8K, else 0."""
+    """Return 1 if the final answer, as a whole, equals the number of the example, as in GSM8K, else 0."""
     return float(same_number(final_answer(completion), right_number(answer)))
 
 

@@ -27,7 +27,7 @@ class MathVerifyWorker:
     """AReaL's interface of ``math_verify_reward_fn``."""
 
     def verify(self, response: str, ground_truth: str) -> float:
-        """1 if the final answer of ``response`` equals ``ground_truth``, else 0."""
+        """Return 1 if the final answer of ``response`` equals ``ground_truth``, else 0."""
         return math_verify_reward_fn("", response, answer=ground_truth)
 
 

@@ -415,7 +415,7 @@ def _or_raise(end: float | BaseException) -> float | Exception:
 
 
 def number(value: Any) -> float:
-    """``value`` as a float. Raises RewardRaised if it is not a number, or not finite in float32, as rows have it."""
+    """Return ``value`` as a float. Raises RewardRaised if it is not a number, or not finite in a row's float32."""
     try:
         found = float(value)
     except OverflowError:

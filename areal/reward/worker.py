@@ -80,7 +80,7 @@ def _require_picklable(value: Any) -> None:
 
 
 def _error_text(error: BaseException) -> str:
-    """``ValueError: no such unit (rewards.py:12, in parse)``: the error with its place in the user's code, bounded."""
+    """Return the error with its place in the user's code: ``ValueError: no such unit (rewards.py:12, in parse)``."""
     text = "".join(traceback.format_exception_only(error)).strip()
     return (text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}...") + where_raised(error, __file__)
 

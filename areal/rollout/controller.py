@@ -330,7 +330,7 @@ class RolloutController:
         return [each.trajectory for each in self.take(count, timeout, raise_timeout=raise_timeout)]
 
     def take(self, count: int, timeout: float | None = None, *, raise_timeout: bool = True) -> list[Rollout]:
-        """Like ``wait``, with versions, prompts and task ids."""
+        """Return the rollouts of ``wait``: trajectories with versions, prompts and task ids."""
         try:
             taken = self._loop.run(self._executor.take(count, self._timeout(timeout), completed=False, low_water=0))
         except TimedOut:

@@ -139,12 +139,12 @@ def session_listens(port: int, session_id: int) -> bool:
 
 
 def _listeners(port: int) -> Iterator[tuple[int, int]]:
-    """(socket inode, user id) of each listening socket of the port."""
+    """Return (socket inode, user id) of each listening socket of the port."""
     return ((inode, uid) for found, inode, uid in _all_listeners("/proc/net") if found == port)
 
 
 def _all_listeners(tables: str) -> Iterator[tuple[int, int, int]]:
-    """(port, socket inode, user id) of each listening socket of a network namespace."""
+    """Return (port, socket inode, user id) of each listening socket of a network namespace."""
     for table in ("tcp", "tcp6"):
         try:
             text = Path(tables, table).read_text()
@@ -413,7 +413,7 @@ class Claims:
         self._lock = threading.Lock()
 
     def choose_ports(self, count: int, owner: str, prefer: Sequence[int]) -> tuple[int, ...]:
-        """``count`` ports without a lease and without a listener, ``prefer`` first. Raises NoCapacity."""
+        """Return ``count`` ports without a lease and without a listener, ``prefer`` first. Raises NoCapacity."""
         others = candidates(owner, self._leases.scope)
         return self._choose(count, owner, prefer, others, port_lease, "ports", lambda port: bind_error(port) is None)
 

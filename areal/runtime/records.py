@@ -64,7 +64,7 @@ def read_object(folder: str, name: str) -> dict[str, Any] | None:
 
 
 def logged_at(folder: str) -> float | None:
-    """When the run's log was last written, in seconds since the epoch; None if it has none."""
+    """Return when the run's log was last written, in seconds since the epoch; None if it has none."""
     try:
         return os.stat(f"{folder}/{LOG_FOLDER}/{CURRENT_LOG}").st_mtime
     except OSError:

@@ -35,7 +35,7 @@ _TUPLES = ("argv", "ports", "shared_ports", "gpus", "on_end")
 
 
 def check_uid(uid: str) -> str:
-    """``uid``, which names a folder. Raises UsageFault where it could leave the folder ``runs/``."""
+    """Return ``uid``, which names a folder. Raises UsageFault if it could leave the folder ``runs/``."""
     if not _UID.fullmatch(uid):
         raise UsageFault(f"{uid!r} is not a run uid (letters, digits, '-', '_' and '.', not starting with a mark)")
     return uid
@@ -49,7 +49,7 @@ def spec_to_record(spec: base.RunSpec) -> dict[str, object]:
 
 
 def spec_from_record(record: Mapping[str, Any]) -> base.RunSpec:
-    """Unknown keys are ignored, missing ones take their defaults: of another version. Raises for a damaged record."""
+    """Read a record of any version: unknown keys are ignored, missing ones have defaults. Raises for a damaged one."""
     values = {key: value for key, value in record.items() if key in _SPEC_FIELDS}
     for name in _TUPLES:
         if name in values:
@@ -352,7 +352,7 @@ class RunStore:
         return same_boot(identity) and not self.is_held(uid)
 
     def leftovers(self) -> list[str]:
-        """Hidden folders of a ``create`` or ``remove`` that was killed: older than any that still runs."""
+        """Return the hidden folders of a ``create`` or ``remove`` that was killed: older than any that still runs."""
         found = []
         with contextlib.suppress(OSError), os.scandir(self.root) as entries:
             for entry in entries:

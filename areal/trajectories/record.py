@@ -79,7 +79,7 @@ class Interaction:
 
 
 def _short(value: float) -> float:
-    """``value`` to nine significant digits, which identify a float32; its own repr has twice as many."""
+    """Return ``value`` with nine significant digits, which identify a float32; its own repr has twice as many."""
     return float(f"{value:.9g}") if value else 0.0
 
 

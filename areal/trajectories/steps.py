@@ -144,7 +144,7 @@ def read_sample(path: Path, line: int) -> Episode:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """NaN where one of the values is not finite; None without values."""
+    """Return the mean; NaN if one of the values is not finite, None without values."""
     if not values:
         return None
     return statistics.fmean(values) if all(map(math.isfinite, values)) else math.nan

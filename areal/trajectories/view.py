@@ -119,7 +119,7 @@ class ShownTurn:
         return sorted({token.turn for token in self.generated})
 
     def runs(self) -> Iterator[tuple[bool, list[ShownToken]]]:
-        """Consecutive tokens of one turn, either prompt or generated: (is generated, tokens)."""
+        """Yield runs of tokens of one turn that are all prompt or all generated: (is generated, tokens)."""
         for (generated, _), tokens in groupby(self.tokens, key=lambda token: (token.generated, token.turn)):
             yield generated, list(tokens)
 

@@ -75,7 +75,7 @@ def render_html(
 
 
 def harmless(document: Any) -> str:
-    """JSON for a script element: no content of it can end the element or begin a comment."""
+    """Return JSON for a script element: no content of it can end the element or begin a comment."""
     text = json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -40,7 +40,7 @@ def trace_scope(name: str, category: Category | str | None = None, args: Any = N
 async def atrace_scope(
     name: str, category: Category | str | None = None, args: Any = None, **_: Any
 ) -> AsyncIterator[None]:
-    """``trace_scope`` for ``async with``."""
+    """Return ``trace_scope`` for ``async with``."""
     with trace_scope(name):
         yield
 

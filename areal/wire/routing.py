@@ -25,7 +25,7 @@ Strategy = Literal["auto", "round_robin", "least_loaded", "prefix"]
 
 
 def worker_base_url(text: str) -> str:
-    """``host:port`` or ``http://host:port`` as a base URL without a trailing slash. Raises ValueError."""
+    """Return ``host:port`` or ``http://host:port`` as a base URL without a trailing slash. Raises ValueError."""
     url = text if "://" in text else f"http://{text}"
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.port is None:

@@ -94,7 +94,7 @@ def _still_reward(steps: Sequence[Step]) -> TrainingWarning | None:
 
 
 def _not_finite(steps: Sequence[Step]) -> TrainingWarning | None:
-    """NaN or infinity in one of the newest steps."""
+    """Return a warning for NaN or infinity in one of the newest steps."""
     for step in _last(steps, _HOLDS):
         names = sorted(name for name, value in step.items() if isinstance(value, float) and not math.isfinite(value))
         if names:

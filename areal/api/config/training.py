@@ -26,7 +26,7 @@ from areal.wire.fields import Range
 
 
 def objective_faults(actor: PPOActorConfig) -> Iterator[FieldError]:
-    """Contradictory settings of the objective."""
+    """Yield contradictory settings of the objective."""
     if actor.use_sapo_loss and actor.use_cispo_loss:
         yield FieldError("use_sapo_loss", "is another objective than use_cispo_loss: choose one", "use_cispo_loss")
     if actor.loss_fn and (actor.use_sapo_loss or actor.use_cispo_loss or actor.importance_sampling_level != "token"):

@@ -63,7 +63,7 @@ def reserved(component: str, spec: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def size_bytes(size: str) -> float:
-    """Bytes of a quantity such as ``64Gi``. Raises ValueError."""
+    """Return the bytes of a quantity such as ``64Gi``. Raises ValueError."""
     match = _SIZE.fullmatch(size)
     if match is None:
         raise ValueError(f"{size!r} is not a size")

@@ -122,7 +122,7 @@ def submission_id(uid: str, home: str) -> str:
 
 
 def home_of(folder: str) -> str:
-    """$AREAL_HOME of ``$AREAL_HOME/clusters/ray/runs/<uid>``."""
+    """Return $AREAL_HOME of ``$AREAL_HOME/clusters/ray/runs/<uid>``."""
     return str(Path(folder).parents[3])
 
 
@@ -226,7 +226,7 @@ def cause_of(entry: RayEntry) -> Cause:
 
 
 def brief(message: str) -> str:
-    """Ray's words without the frames of its traceback and the log that it quotes, but for the last lines."""
+    """Return Ray's message without the frames of its traceback, and with the last lines of the log in it."""
     head, _, log = message.partition("last available logs")
     quoted = _JOB_MANAGER.sub("", log.partition("\n")[2]).strip() or head.removesuffix(", ")
     lines = [line.strip() for line in _ACTOR.sub("", _FRAMES.sub("", quoted)).splitlines() if line.strip()]
@@ -240,7 +240,7 @@ def waits_for_resources(wants: RayWants, load: Sequence[Mapping[str, float]]) ->
 
 
 def waiting_reason(wants: RayWants, load: Sequence[Mapping[str, float]]) -> str:
-    """``Resources: GPU 4`` where Ray has this demand pending."""
+    """Return why Ray does not start the job: pending resources, or its environment."""
     same = waits_for_resources(wants, load)
     if not same:
         return "Ray sets up its environment"
@@ -249,7 +249,7 @@ def waiting_reason(wants: RayWants, load: Sequence[Mapping[str, float]]) -> str:
 
 
 def parse_load(answer: Mapping[str, Any]) -> list[Mapping[str, float]]:
-    """Pending demands of ``GET /api/cluster_status``, each as many times as it is pending."""
+    """Return the pending demands of ``GET /api/cluster_status``, each as many times as it is pending."""
     report = ((answer.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
     return [demand for demand, count in report.get("resourceDemand") or () for _ in range(int(count))]
 
@@ -263,7 +263,7 @@ class RayNode:
 
 
 def parse_nodes(answer: Mapping[str, Any]) -> list[RayNode]:
-    """Living nodes of ``GET /api/v0/nodes``."""
+    """Return the living nodes of ``GET /api/v0/nodes``."""
     return [
         RayNode(
             str(node["node_ip"]),

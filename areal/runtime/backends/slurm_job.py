@@ -58,7 +58,7 @@ def _launcher(options: Slurm, nodes: int, home: str) -> list[str]:
 
 
 def submit_options(spec: RunSpec, options: Slurm, run_dir: str, home: str) -> list[str]:
-    """Options of ``sbatch``. The manifest's own extra ones come last, so they win."""
+    """Return the options of ``sbatch``. The manifest's own extra ones come last, so they win."""
     cpus, memory_bytes = reserved(spec.component, spec.spec)
     return [
         "--parsable",
@@ -222,7 +222,7 @@ def _of_entry(entry: Mapping[str, object]) -> SlurmJob:
 
 
 def parse_sacct(text: str) -> list[SlurmJob]:
-    """Jobs from ``sacct --parsable2 --noheader --format=JobID,State,End,NodeList,ExitCode``; steps are left out."""
+    """Return the jobs of ``sacct --parsable2 --noheader --format=JobID,State,End,NodeList,ExitCode``, without steps."""
     jobs = []
     for line in text.splitlines():
         fields = line.split("|")

@@ -312,7 +312,7 @@ class _Calls:
 
 
 def items_of(history: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, object]]:
-    """Chat messages as input items of the Responses API, which the SDK accepts for any model."""
+    """Return chat messages as input items of the Responses API, which the SDK accepts for any model."""
     for message in history:
         if message["role"] == "tool":
             yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}

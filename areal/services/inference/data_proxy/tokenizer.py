@@ -510,7 +510,7 @@ def _tool_source(root: Path, config: dict[str, object]) -> str | None:
 
 
 def _special_tokens(config: dict[str, object]) -> dict[str, str]:
-    """``bos_token`` and the like, each given as a string or as an object with ``content``."""
+    """Return ``bos_token`` and the like, each given as a string or as an object with ``content``."""
     tokens = {}
     for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
         value = config.get(name)

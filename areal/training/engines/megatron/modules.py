@@ -58,7 +58,7 @@ class Attention(nn.Module):
         self.dropout = float(config.attention_dropout)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **_: Any) -> Tensor:
-        """[s, b, heads, size] and [s, b, groups, size] of this rank -> [s, b, heads * size]."""
+        """Map [s, b, heads, size] and [s, b, groups, size] of this rank to [s, b, heads * size]."""
         mask: Tensor | None = None
         if self.group.size() > 1:
             order = slices_of(len(query) * self.group.size(), self.group.size()).to(query.device)
@@ -118,7 +118,7 @@ class Vocabulary:
         return token_statistics(hidden, self.weight, ids, temperatures, self.first, group)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., h] -> [..., V], without a gradient."""
+        """Return logits [..., V] of ``hidden`` [..., h], without a gradient."""
         group, local = self.groups.tp, nn.functional.linear(hidden, self.weight)
         if group.size() == 1:
             return local

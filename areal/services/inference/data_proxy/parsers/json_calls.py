@@ -259,7 +259,8 @@ class AfterTag:
 
 
 def parse_llama(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
-    """``{"name": ..., "parameters": ...}`` as the whole response, ``;`` between several; or after the python tag."""
+    """Parse ``{"name": ..., "parameters": ...}`` as the whole response, ``;`` between several; or after a python
+    tag."""
     source.mark()
     if (yield from read_calls(source, output, tools.knows)):
         yield from source.accept("]")
@@ -270,7 +271,7 @@ def parse_llama(source: TextSource, output: Output, tools: Tools) -> Steps[None]
 
 
 def parse_mistral(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
-    """``[TOOL_CALLS]`` and a list of objects with ids; since tokenizer v11 a name, ``[ARGS]`` and the arguments."""
+    """Parse ``[TOOL_CALLS]`` and a list of objects with ids; since tokenizer v11, name, ``[ARGS]`` and arguments."""
     while (yield from source.until((_TOOL_CALLS,), output.text)) is not None:
         source.mark()
         yield from source.space()
@@ -359,7 +360,7 @@ def bare_name(header: str) -> tuple[str, str | None]:
 
 
 def kimi_name(header: str) -> tuple[str, str | None]:
-    """``functions.get_weather:0``: the whole header is the id, which the model expects in later prompts."""
+    """Return the name in ``functions.get_weather:0``; later prompts need the whole header as the id."""
     name, _, _ = header.rpartition(":")
     return (name or header).removeprefix("functions."), header
 

@@ -36,7 +36,7 @@ _ids = random.Random()
 
 
 def _mistral_id() -> str:
-    """Nine letters and digits: Mistral's templates refuse any other id."""
+    """Return nine letters and digits: Mistral's templates refuse any other id."""
     return "".join(_ids.choices(string.ascii_letters + string.digits, k=9))
 
 
