@@ -82,7 +82,7 @@ class Hub:
 
     @classmethod
     def of(cls, environment: Mapping[str, str] | None = None) -> Hub:
-        """``environment`` is laid over this process's."""
+        """Return the settings of this process's environment, overlaid with ``environment``."""
         env = {**os.environ, **(environment or {})}
         home = env.get("HF_HOME") or str(Path(env.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
         cache = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or str(Path(home) / "hub")

@@ -58,7 +58,7 @@ def duration(value: float | None) -> str:
 
 
 def iso(at: float | None) -> str | None:
-    """Return seconds since the epoch as RFC 3339 in UTC; None where there are none, or 0."""
+    """Return seconds since the epoch as RFC 3339 in UTC; None for None and 0."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)) if at else None
 
 

@@ -198,7 +198,8 @@ class _Row:
         return self.chat.template.plain(other, **self.variables) + self.added_end
 
     def _check(self, index: int, learned: str) -> None:
-        """Raise ConversationError unless the text has the parts of the message, but for reasoning of earlier turns."""
+        """Raise ConversationError unless the text has all parts of the message; reasoning of earlier turns may be
+        missing."""
         message, where = self.conversation.messages[index], f"messages[{index}]"
         parts = [text.rpartition(THOUGHT_END) for text in message_texts(message)]
         wanted = [(f"{where}.content", response) for _, _, response in parts]

@@ -44,7 +44,8 @@ class Template:
         return "developer" in self.source
 
     def key(self, messages: object, tools: object = None, **variables: Any) -> str | None:
-        """Return a short key of all that the prompt's text depends on, the date too. None for what is not JSON."""
+        """Return a short key of everything that the prompt's text depends on, the date included. None if it is not
+        JSON."""
         day = datetime.date.today().isoformat() if self.uses("strftime_now") else None
         try:
             text = json.dumps([self._digest, day, messages, tools, variables])

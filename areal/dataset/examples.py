@@ -78,8 +78,8 @@ def _messages(fields: Mapping[str, object], where: str, chosen: str | None, syst
 
 
 def prompt_digest(fields: Mapping[str, object], prompt_field: str | None = None) -> str:
-    """Identify what an example asks, in every data set that has it: a digest of its messages without system prompts,
-    of all fields where none is a prompt."""
+    """Identify what an example asks, in every data set that contains it: a digest of its messages without system
+    prompts, or of all fields if none is a prompt."""
     try:
         asked: Any = [each for each in _messages(fields, "", prompt_field, None) if each["role"] != "system"]
     except BadData:

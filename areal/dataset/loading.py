@@ -304,7 +304,7 @@ def _first(row: Row, names: Sequence[str]) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    """Raise ValueError for a list, a map or bytes instead of a text, and for NaN, the mark of what is missing."""
+    """Return a value as text. Raises ValueError for a list, a map or bytes, and for NaN, which marks missing values."""
     if isinstance(value, list | tuple | dict | bytes) or value != value:
         kind = "NaN" if value != value else "bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
         raise ValueError(f"{name} must be a text, not {kind}")

@@ -60,7 +60,8 @@ class ServiceSpans:
         self._scope = InstrumentationScope("areal")
 
     def begin(self, name: str, kind: str, above: bytes, attributes: dict[str, Any]) -> ServiceSpan:
-        """``above``: the header lines of the parent; without a ``traceparent``, the span is the first of its trace."""
+        """Begin a span. ``above``: the header lines of the parent; without a ``traceparent``, the span is the first of
+        its trace."""
         first, _, others = above.partition(b"\r\n")
         is_child = first.startswith(_PARENT)
         parent = _context(first, others, is_remote=kind == "server") if is_child else None
@@ -79,7 +80,7 @@ class ServiceSpans:
         return span
 
     def end(self, span: ServiceSpan, fault: str | None) -> None:
-        """``fault``: the text of the error that the span ends with; None: of none."""
+        """End the span. ``fault``: the text of its error, or None."""
         if span.context.trace_flags.sampled:
             self._processor.on_end(
                 ReadableSpan(

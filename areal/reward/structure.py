@@ -126,7 +126,8 @@ def _split(found: Formula, *separators: str) -> tuple[list[Formula], list[str]]:
 
 
 def _outer_brackets(found: Formula) -> tuple[str, Formula]:
-    """Return the brackets around a formula, and what is between them; no brackets and the formula where it has none."""
+    """Return the brackets around a formula, and the formula between them; without brackets, none and the whole
+    formula."""
     if len(found) > 1 and found[0].text in _PAIRS and found[-1].text in _CLOSING and all(_levels(found)[1:-2]):
         return (found[0].text + found[-1].text).replace("\\", ""), found[1:-1]
     return "", found

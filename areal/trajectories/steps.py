@@ -130,7 +130,8 @@ def read_step(
 
 
 def read_sample(path: Path, line: int) -> Episode:
-    """Return the episode whose line begins at byte ``line``. Raises NotFound, ArealError where none does."""
+    """Return the episode whose line begins at byte ``line``. Raises NotFound, and ArealError if no line begins
+    there."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, line - 1))

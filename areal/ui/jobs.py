@@ -141,7 +141,8 @@ def config_of(folder: Path) -> Mapping[str, object]:
 
 
 def compared_keys(config: Mapping[str, object]) -> dict[str, object]:
-    """Return a configuration's values by keys with dots, but for names and folders, in which any two runs differ."""
+    """Return a configuration's values by keys with dots, without names and folders, which differ between any two
+    runs."""
     from areal.convert.reading import flat
 
     return {key: value for key, value in flat(config) if key.rpartition(".")[2] not in _OF_ONE_RUN}

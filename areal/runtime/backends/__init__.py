@@ -29,7 +29,7 @@ def _no_crash(point: str) -> None:
 
 
 def open_backend(name: str, home_root: Path, *, lease_dir: Path | None = None, crash: Crash = _no_crash) -> Backend:
-    """Return the backend of a ``spec.scheduler.type``. Raises UsageFault where there is none of the name."""
+    """Return the backend of a ``spec.scheduler.type``. Raises UsageFault for an unknown name."""
     if name not in BACKENDS:
         raise UsageFault(
             f"scheduler type {name!r} is not available in this version; use local",

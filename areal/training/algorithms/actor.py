@@ -171,7 +171,8 @@ def rows_with_gradient(batch: Batch, config: PPOActorConfig, *, own_loss: bool =
 
 @dataclass(frozen=True)
 class Correction:
-    """``weights`` [B, T], without gradient; ``kept`` [B, T]: the tokens that are trained on."""
+    """The correction for an older policy. ``weights`` [B, T], without gradient; ``kept`` [B, T]: the tokens that are
+    trained on."""
 
     weights: Tensor
     kept: Tensor

@@ -160,7 +160,7 @@ def _sums(weights: Tensor, weighted: Tensor, groups: Tensor, level: Level, reduc
 
 @dataclass(frozen=True)
 class Advantages:
-    """``advantages`` and ``returns`` [B, T]; both zero at tokens that were not generated."""
+    """``advantages`` and ``returns`` [B, T] of a batch; both are zero at tokens that were not generated."""
 
     advantages: Tensor
     returns: Tensor

@@ -122,7 +122,8 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, loss_mask: T
 
 @dataclass(frozen=True)
 class PairLoss:
-    """``per_pair`` [N], to be averaged; ``margins`` [N], chosen minus rejected: above 0 the preference is right."""
+    """A loss of preferences. ``per_pair`` [N], to be averaged. ``margins`` [N]: chosen minus rejected, above 0 if the
+    preference is right."""
 
     per_pair: Tensor
     margins: Tensor
@@ -211,7 +212,8 @@ class PolicyObjective:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """``per_token`` [B, T], to be averaged over the loss mask; ``clipped`` [B, T]: the tokens that were clipped."""
+    """A loss of a policy. ``per_token`` [B, T], to be averaged over the loss mask; ``clipped`` [B, T]: the clipped
+    tokens."""
 
     per_token: Tensor
     ratio: Tensor

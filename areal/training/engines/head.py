@@ -24,8 +24,8 @@ _LEAST, _MOST = 1 << 20, 1 << 26  # logits of a part: between 4 and 256 MiB of f
 
 @dataclass(frozen=True)
 class Targets:
-    """``places`` [N]: indices among all computed tokens; ``ids`` [N]: the tokens after them; ``temperatures`` [N]:
-    float32, above 0; None means 1."""
+    """The tokens whose outputs are needed. ``places`` [N]: indices among all computed tokens; ``ids`` [N]: the tokens
+    after them; ``temperatures`` [N]: float32, above 0; None means 1."""
 
     places: Tensor
     ids: Tensor

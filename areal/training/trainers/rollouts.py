@@ -90,8 +90,8 @@ class PromptsFailed(ArealError):
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """``groups`` [B]: the number of each row's episode (one prompt's group). ``images``: by the numbers in the batch's
-    column ``images``."""
+    """The batch of a step. ``groups`` [B]: the number of each row's episode (one prompt's group). ``images``: the
+    images by their numbers in the batch's column ``images``."""
 
     batch: Batch
     groups: Tensor

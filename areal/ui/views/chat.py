@@ -132,7 +132,8 @@ def _replica(client: GatewayClient, model: str, version: Any) -> str:
 
 
 def _session(client: GatewayClient, model: str, session: Any) -> tuple[str, str]:
-    """Return the session and its key; a new one where none is named. Raises NotFound for another server's."""
+    """Return the session that is named and its key, otherwise a new one. Raises NotFound for a session of another
+    server."""
     if session is not None:
         key = _keys.get((client.url, str(session)))
         if key is None:

@@ -108,7 +108,7 @@ def _folders(view: ViewContext) -> list[Path]:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Raise ArealError for a file that is damaged; empty where there is none."""
+    """Return the content of a file, empty if there is no file. Raises ArealError for a damaged one."""
     if not path.is_file():
         return {}
     try:

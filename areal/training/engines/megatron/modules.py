@@ -101,7 +101,7 @@ def whole_rows(mine: Tensor, order: Tensor, group: Any, *, shared: bool) -> Tens
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """``weight`` [n, h]: this rank's rows of the head from token ``first`` on, without padding."""
+    """This rank's rows of the head, ``weight`` [n, h], from token ``first`` on, without padding."""
 
     weight: Tensor
     first: int

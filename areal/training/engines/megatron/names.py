@@ -26,8 +26,8 @@ Join = Literal["one", "qkv", "gate_up"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a decoder. ``sparse``: for each layer whether it has experts instead of one MLP. ``rope``:
-    ``rope_parameters`` of ``transformers``; ``dropout``: of the attention."""
+    """The shape of a decoder. ``sparse``: for each layer whether it has experts instead of one MLP. ``rope``: the
+    ``rope_parameters`` of ``transformers``. ``dropout``: that of the attention."""
 
     layers: int
     hidden: int

@@ -1,6 +1,6 @@
 """The engine's routes, and the process groups from which it receives weights.
 
-All routes but the probes need the admin key, where there is one: only the data proxy calls them.
+If there is an admin key, all routes except the probes require it: only the data proxy calls them.
 """
 
 from __future__ import annotations

@@ -322,7 +322,7 @@ class Form(Enum):
 
 @dataclass(frozen=True)
 class BufferSlice:
-    """``source`` [shape] fills rows ``start:stop`` of the buffer ``target``."""
+    """A tensor of a checkpoint: ``source`` [shape] fills rows ``start:stop`` of the buffer ``target``."""
 
     source: str
     shape: tuple[int, ...]
