@@ -123,7 +123,7 @@ class FailureCause(NamedTuple):
 
 def cause_of(error: BaseException) -> FailureCause:
     """Return the cause of an exception of an attempt: of a call to the service, the reward, or the agent. The first
-    error of an exception group counts; an error without a cause of its own counts as the one that it was raised from.
+    error of an exception group counts; an error of an unknown kind counts as the one that it was raised from.
 
     Errors of other HTTP clients are recognized by a ``status_code``, by ``ConnectionError`` or by their class name.
     Clients of OpenAI and Anthropic call the service; any other call is the agent's own.
@@ -135,22 +135,29 @@ def cause_of(error: BaseException) -> FailureCause:
     if isinstance(error, RewardError):
         is_late = isinstance(error, RewardTimeout)
         return FailureCause(FailureKind.REWARD_TIMEOUT if is_late else FailureKind.REWARD, REWARD)
-    status, code = getattr(error, "status_code", None), getattr(error, "code", None)
-    if isinstance(error, ClientError):
-        status, blame = error.status or (400 if isinstance(error, CallerError) else 0), str(error.blame)
-    elif isinstance(status, int):
-        blame = Blame.SERVICE if status >= 500 or status == 429 else Blame.CALLER
-    elif isinstance(error, ConnectionError) or _CONNECTION_ERRORS & {kind.__name__ for kind in type(error).__mro__}:
-        status, blame = 0, Blame.INFRASTRUCTURE
-    elif isinstance(error, TimeoutError):
-        return FailureCause(FailureKind.TIMEOUT, WORKFLOW)
-    elif code == _NO_MODEL or error.__cause__ is None:
-        return FailureCause(FailureKind.AGENT, Blame.SERVICE if code == _NO_MODEL else WORKFLOW)
-    else:
+    code = getattr(error, "code", None)
+    if (answer := _http_answer(error)) is None:
+        if isinstance(error, TimeoutError):
+            return FailureCause(FailureKind.TIMEOUT, WORKFLOW)
+        if code == _NO_MODEL or error.__cause__ is None:
+            return FailureCause(FailureKind.AGENT, Blame.SERVICE if code == _NO_MODEL else WORKFLOW)
         return cause_of(error.__cause__)
+    status, blame = answer
     is_ours = isinstance(error, ClientError) or type(error).__module__.partition(".")[0] in ("openai", "anthropic")
     kind = _kind_of_answer(status, code) if is_ours else FailureKind.AGENT
     return FailureCause(kind, Blame.SERVICE if code == _NO_MODEL else blame)
+
+
+def _http_answer(error: BaseException) -> tuple[int, str] | None:
+    """Return the status (0: no answer) of an HTTP client's error, and the party to blame; None for any other error."""
+    if isinstance(error, ClientError):
+        return error.status or (400 if isinstance(error, CallerError) else 0), str(error.blame)
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int):
+        return status, Blame.SERVICE if status >= 500 or status == 429 else Blame.CALLER
+    if isinstance(error, ConnectionError) or _CONNECTION_ERRORS & {kind.__name__ for kind in type(error).__mro__}:
+        return 0, Blame.INFRASTRUCTURE
+    return None
 
 
 def _kind_of_answer(status: int, code: str | None) -> FailureKind:

@@ -82,9 +82,8 @@ def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tupl
     if trains and not online and not config.train_dataset.path:
         yield ("train_dataset", "path"), "is needed: a file, a folder, or a data set of the Hugging Face hub"
     for name in ("train_dataset", "valid_dataset"):
-        given = getattr(getattr(config, name), "path", "")
-        for path in [given] if isinstance(given, str) else given:
-            if path and not Path(path).expanduser().exists() and (looks_local(path) or path.endswith(SUFFIXES)):
+        for path in _texts(getattr(getattr(config, name), "path", "")):
+            if not Path(path).expanduser().exists() and (looks_local(path) or path.endswith(SUFFIXES)):
                 yield (name, "path"), f"there is no data set {path!r} in {Path.cwd()}"
     for each in fields(config):
         engine = getattr(config, each.name)
@@ -98,7 +97,7 @@ def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]
     """Yield functions and classes that cannot be imported."""
     if not isinstance(config, PPOConfig):
         return
-    rewards = [config.reward_fn] if isinstance(config.reward_fn, str) else config.reward_fn
+    rewards = _texts(config.reward_fn)
     agent = config.rollout.agent or config.rollout.openai
     workflow = configured_workflow(config.workflow, PPOConfig.workflow, os.environ)
     named: list[tuple[FieldPath, str]] = [(("workflow",), workflow)]
@@ -109,12 +108,12 @@ def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]
     for path, name in named:
         if name and (fault := import_fault(name, ["", *sys.path])) is not None:
             yield path, f"{name!r}: {fault}"
-    for name in filter(None, rewards):
+    for name in rewards:
         try:
             written_parameters(name, ["", *sys.path]).check_types()
         except UsageFault as error:
             yield ("reward_fn",), f"{error.message}; {error.hint}"
-    rewarded = any(rewards) or config.is_online or "reward_fn" in config.workflow_kwargs
+    rewarded = rewards or config.is_online or "reward_fn" in config.workflow_kwargs
     if workflow == PPOConfig.workflow and not rewarded:  # the default workflow requires one
         yield (
             ("reward_fn",),
@@ -122,12 +121,21 @@ def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]
         )
 
 
-def _is_large_list(file: Path) -> bool:
-    """Return whether reading the first rows would read a large file: a JSON list can only be decoded as a whole."""
-    if not file.is_file() or file.stat().st_size < _LARGE:
-        return False
-    with file.open("rb") as stream:
-        return stream.read(1) == b"["
+def _texts(setting: str | Sequence[str]) -> list[str]:
+    """Return the texts of a setting that has one or several."""
+    return [each for each in ([setting] if isinstance(setting, str) else setting) if each]
+
+
+def _local_paths(dataset: Any) -> list[Path]:
+    return [Path(each).expanduser() for each in _texts(getattr(dataset, "path", ""))]
+
+
+def _is_quick_to_read(path: Path) -> bool:
+    """Return whether the first rows of a local data set can be read quickly. A JSON list is decoded as a whole."""
+    if not path.is_file() or path.stat().st_size < _LARGE:
+        return path.exists()
+    with path.open("rb") as stream:
+        return stream.read(1) != b"["
 
 
 def _row_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
@@ -137,17 +145,12 @@ def _row_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]
         return
     if config.rollout.agent is not None or config.rollout.openai is not None:
         return
-    rewards = [config.reward_fn] if isinstance(config.reward_fn, str) else config.reward_fn
-    written = [written_parameters(each, ["", *sys.path]) for each in rewards if each]
+    written = [written_parameters(each, ["", *sys.path]) for each in _texts(config.reward_fn)]
     for name in ("train_dataset", "valid_dataset"):
         dataset = getattr(config, name)
-        paths = getattr(dataset, "path", "")
-        for path in [paths] if isinstance(paths, str) else paths:
-            if not path or not Path(path).expanduser().exists() or _is_large_list(Path(path).expanduser()):
-                continue
+        for path in filter(_is_quick_to_read, _local_paths(dataset)):
             try:
-                split = dataset.split or DEFAULT_SPLITS[name]
-                given = read_rows(Path(path).expanduser(), split, first=_FIRST_ROWS)
+                given = read_rows(path, dataset.split or DEFAULT_SPLITS[name], first=_FIRST_ROWS)
                 rows = formatted(given, "rl", None, None) if (dataset.type or "rl") == "rl" else given
                 check_columns(written, rows, rows.place)
             except UsageFault as error:
@@ -160,8 +163,8 @@ def _batch_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str
     """Yield a batch size for which local data sets have too few rows. The driver leaves out rows that are too long, and
     counts again."""
     data = config.train_dataset
-    files = [Path(each).expanduser() for each in ([data.path] if isinstance(data.path, str) else data.path) if each]
-    if not files or not data.drop_last or not all(each.exists() and not _is_large_list(each) for each in files):
+    files = _local_paths(data)
+    if not files or not data.drop_last or not all(map(_is_quick_to_read, files)):
         return
     split = data.split or DEFAULT_SPLITS["train_dataset"]
     try:

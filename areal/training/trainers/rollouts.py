@@ -252,13 +252,17 @@ def to_batch(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Bat
     samples = [_samples(rollout.trajectory) for rollout in rollouts]
     groups = torch.tensor([number for number, each in enumerate(samples) for _ in each])
     batch = _tempered({name: column.to(_TYPES[name]) for name, column in joined.items()}, rollouts, groups)
-    # The turns of a group's only sample are compared with each other.
-    samples = [each if max(each) else list(range(len(each))) for each in samples]
-    *firsts, count = accumulate((max(each) + 1 for each in samples), initial=0)
-    if count < len(groups):
-        numbers = [first + number for first, each in zip(firsts, samples, strict=True) for number in each]
+    if len(set(numbers := _numbered(samples))) < len(groups):
         batch["sample_ids"] = torch.tensor(numbers)
     return batch, groups
+
+
+def _numbered(samples: Sequence[list[int]]) -> list[int]:
+    """Return the rows' numbers of samples, counted over all groups. The turns of a group's only sample count as
+    samples, because they are compared with each other."""
+    samples = [each if max(each) else list(range(len(each))) for each in samples]
+    firsts = accumulate((max(each) + 1 for each in samples), initial=0)
+    return [first + number for first, each in zip(firsts, samples, strict=False) for number in each]
 
 
 def images_of(rollouts: Sequence[Rollout]) -> dict[int, tuple[bytes, ...]]:
