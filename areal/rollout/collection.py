@@ -380,8 +380,8 @@ class Collection:
         return Rollout(item, None, 0, 0, number)
 
     async def _session(self, example: Example, name: str) -> AsyncSession:
-        """Return a session for an episode. A refusal ends the run, because with a wrong model or key all later starts
-        fail too."""
+        """Return a session for an episode. A refusal ends the run, because a wrong model or key fails all later
+        starts."""
         try:
             return await self._groups[example.number].take(name)
         except ClientError as error:

@@ -46,8 +46,7 @@ class PreviousRun:
 
 
 class OutputFolder:
-    """The output folder, opened by ``open_folder`` for one process at a time. Its methods may be called from any
-    thread."""
+    """The output folder, opened by ``open_folder`` for one process at a time. Any thread may call its methods."""
 
     def __init__(self, path: Path, run_id: str, lock: int, previous: PreviousRun, *, parquet: bool) -> None:
         self.path = path

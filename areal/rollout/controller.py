@@ -73,8 +73,7 @@ def find_service(
 ) -> ServiceAddress:
     """Return the address of the service. Arguments override the configuration, and the configuration overrides the
     environment. If only the environment names the service, its model also overrides the configured one, because a job
-    may use another model than its configuration names. Raises UsageFault without an address, NotFound for an unreadable
-    key file."""
+    may use another model than its configuration names. Raises UsageFault, NotFound."""
     address = given.address or config.gateway_addr or environment.get(ADDRESS)
     if not address:
         raise UsageFault(
@@ -325,8 +324,8 @@ class RolloutController:
 
     def wait(self, count: int, timeout: float | None = None, raise_timeout: bool = True) -> list[Any]:
         """Return the trajectories of ``count`` accepted episodes, those of the oldest weights first, in an order
-        independent of when they ended. Raises TimedOut, RolloutsFailed; with ``raise_timeout`` false a timeout returns
-        an empty list."""
+        independent of when they ended. Raises TimedOut, RolloutsFailed; without ``raise_timeout``, a timeout returns
+        []."""
         return [each.trajectory for each in self.take(count, timeout, raise_timeout=raise_timeout)]
 
     def take(self, count: int, timeout: float | None = None, *, raise_timeout: bool = True) -> list[Rollout]:
@@ -393,8 +392,7 @@ class RolloutController:
         ``prepare_batch`` returns trajectories; ``take_prepared`` also returns versions, prompts and task ids, and
         leaves ``dump_to_file`` and ``acknowledge`` to its caller. ``dataloader`` yields rows or lists of rows and is
         restarted at its end; None in online mode, where users start the episodes. With ``dynamic_bs`` the batch has the
-        accepted episodes among that many finished ones, perhaps fewer. Arguments apply to the prompts that this call
-        submits."""
+        accepted episodes among that many finished ones, perhaps fewer. Arguments apply to newly submitted prompts."""
         make = self._item_factory(workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=False)
         rows, count, executor = self._rows(dataloader), self.config.consumer_batch_size, self._executor
         enough = min(executor.staleness.window.size, self.config.concurrency + 2 * count)
@@ -515,7 +513,7 @@ class RolloutController:
         return self._loop.call(read)
 
     def ends(self) -> list[EpisodeEnd]:
-        """Return the episodes since the last call that are not trained on, with their causes. The first call starts the
+        """Return the episodes since the last call that are not trained on, and why. The first call starts the
         record."""
         return self._staleness.drain_ends()
 

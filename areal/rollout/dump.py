@@ -57,8 +57,8 @@ def _append(path: Path, lines: bytes, what: str) -> None:
 def write_step(
     folder: Path, step: int, episodes: Iterable[Episode], *, is_eval: bool = False, append: bool = False
 ) -> None:
-    """Write, or with ``append`` extend, the file of a training step or of the evaluation after it. A full disk causes a
-    warning."""
+    """Write, or with ``append`` extend, the file of a training step or of the evaluation after it. Warns on a full
+    disk."""
     path = folder / f"trajectories-{'eval-' if is_eval else ''}{step:06d}.jsonl"
     staged = path.with_suffix(".part")
     try:
@@ -186,8 +186,7 @@ def _interactions(
 
 def _conversations(columns: Mapping[str, list[Any]]) -> tuple[list[int], list[int]]:
     """Return (sample, parent) of each row. The parent is the row whose conversation the row continues, -1 for none. If
-    the columns are missing, the parent is the longest row that is a prefix of the prompt, and each answer to a prompt
-    is a sample."""
+    the columns are missing, the parent is the longest row that is a prefix of the prompt, and each answer a sample."""
     tokens = [ids[: sum(mask)] for ids, mask in zip(columns["input_ids"], columns["attention_mask"], strict=True)]
     masks = columns.get("loss_mask") or [[0] * len(ids) for ids in tokens]
     prompts = [ids[: mask.index(1)] if 1 in mask else ids for ids, mask in zip(tokens, masks, strict=True)]

@@ -74,8 +74,7 @@ class _PendingPrompt:
 
 
 class PromptBatcher:
-    """Combines prompts into calls. ``replicas``: the number of the model's servers; 0 if unknown, which disables
-    batching."""
+    """Combines prompts into calls. ``replicas``: the number of the model's servers; 0 (unknown) disables it."""
 
     def __init__(self, client: AsyncInferenceClient, replicas: int = 0) -> None:
         self._client = client

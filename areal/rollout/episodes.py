@@ -31,8 +31,7 @@ _RETRYABLE = (Blame.SERVICE, Blame.INFRASTRUCTURE)
 @dataclass(frozen=True)
 class EpisodeRunner:
     """Runs episodes. ``attempts`` includes the first; only failures of the service or the infrastructure are retried.
-    With ``check``, rows are validated before they are accepted. ``attempted`` is called with the error of each attempt,
-    or None."""
+    With ``check``, rows are validated before they are accepted. ``attempted`` gets each attempt's error, or None."""
 
     engine: Callable[[EpisodeSpec], EpisodeEngine]
     attempts: int
@@ -87,8 +86,7 @@ class EpisodeRunner:
 
 
 def _described(rollout: Rollout) -> tracing.Attributes:
-    """Return attributes of the episode's span. The reward is the mean over its samples of each sample's sum over its
-    turns."""
+    """Return attributes of the episode's span. The reward is the mean over samples of the sum over turns."""
     given = rollout.trajectory.get("original_rewards", rollout.trajectory.get("rewards", ()))
     rewards = np.asarray(given, dtype=np.float64)
     samples = len(np.unique(rollout.trajectory.get("sample_ids", np.arange(len(rewards)))))

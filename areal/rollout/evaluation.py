@@ -84,8 +84,7 @@ class Comparison:
 
 
 def prompt_keys(digests: Mapping[int, str]) -> dict[int, str]:
-    """Return the key of each example by its number, from the digests of the prompts. Equal prompts are numbered in
-    order."""
+    """Return the key of each example by its number, from the digests of the prompts. Equal prompts are numbered."""
     seen: Counter[str] = Counter()
     keys = {}
     for number, digest in sorted(digests.items()):

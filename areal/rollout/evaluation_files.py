@@ -39,8 +39,7 @@ def evaluations_folder(home: Home) -> Path:
 
 
 def find_evaluation(home: Home, text: str) -> EvaluationFiles:
-    """Return the finished evaluation with this name, in this folder, or of ``trainjob/NAME[@STEP]``. Raises
-    NotFound."""
+    """Return the finished evaluation of this name, folder, or ``trainjob/NAME[@STEP]``. Raises NotFound."""
     if match := JOB.fullmatch(text):
         return _validation(home, text, match["name"], match["step"])
     folder = Path(text).expanduser()

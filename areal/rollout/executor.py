@@ -35,8 +35,7 @@ async def run_attempts(
     described: Callable[[Rollout], tracing.Attributes] = lambda rollout: {},
 ) -> Outcome:
     """Attempt an episode until it ends. ``pause_s`` maps the error and the number of an attempt (from 1) to the seconds
-    before the next attempt; None: the episode has failed. ``about`` and ``described`` are attributes of the episode's
-    span."""
+    before the next attempt; None: the episode has failed. ``about``, ``described``: attributes of its span."""
     with tracing.span("rollout", {"areal.task_id": task_id, **about}, root=True) as span:
         for number in itertools.count(1):
             try:
@@ -115,8 +114,7 @@ class Executor:
         self.admit()
 
     def set_version(self, version: int) -> None:
-        """Set the version, and abort the running episodes that are now too stale, because their results would be
-        dropped."""
+        """Set the version, and abort running episodes that are now too stale: their results would be dropped."""
         self.staleness.set_version(version)
         for item, task in list(self._tasks.values()):
             head = self.head_of(item)
@@ -201,8 +199,7 @@ class Executor:
         raise TimedOut(f"no {wanted} within {timeout_s:g} s: {self.status_line()}")
 
     async def take_one(self, number: int, timeout_s: float) -> Rollout | None:
-        """Return the rollout of one episode; None if it was rejected, or abandoned as too old. Raises RolloutFailed,
-        TimedOut."""
+        """Return the rollout of one episode; None if it was rejected or abandoned. Raises RolloutFailed, TimedOut."""
         if (found := self.staleness.take_one(number)) is not None:
             return found
         if number in self._ended:

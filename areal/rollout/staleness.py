@@ -37,8 +37,7 @@ _MAX_RUNS = 2  # how often a prompt runs whose results are dropped
 
 @dataclass(frozen=True)
 class StalenessWindow:
-    """The limits of concurrent episodes. ``batch`` and ``concurrency`` count episodes (groups). ``staleness`` is
-    eta."""
+    """Limits of episodes. ``batch`` and ``concurrency`` count episodes (groups). ``staleness`` is eta."""
 
     batch: int
     staleness: int
@@ -83,8 +82,7 @@ class EpisodeSpec:
 
 @dataclass(frozen=True)
 class Rollout:
-    """An accepted episode, with the versions of its oldest and newest token. ``span``: its span, if traces are
-    recorded."""
+    """An accepted episode, with the versions of its oldest and newest token. ``span``: that of its trace."""
 
     item: EpisodeSpec
     trajectory: Any
@@ -226,8 +224,7 @@ class StalenessManager:
         self._record_end(EpisodeEnd(item.data, EndCause.FAILED, failure))
 
     def aborted(self, item: EpisodeSpec) -> None:
-        """Record an episode that was aborted as too stale, or, outside the window, because its caller no longer
-        waits."""
+        """Record an episode that was aborted as too stale, or, outside the window, because no caller waits."""
         if not self._leave(item):
             return
         self._drops.pop(item.number, None)
@@ -315,8 +312,7 @@ class StalenessManager:
         return shuffled(chosen, self.seed)
 
     def set_version(self, version: int) -> None:
-        """Set the version. A newer one ends the training of the batches that were taken. Raises ValueError for an older
-        one."""
+        """Set the version. A newer one ends the training of the batches that were taken. Raises ValueError."""
         if version < self.version:
             raise ValueError(f"the version is {self.version}: it cannot become {version}")
         if version > self.version:

@@ -178,8 +178,8 @@ class AgentEpisodes(SessionWorkflow):
 
 
 async def run_episode(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
-    """Run an episode and return its rows. If the workflow returns calls of ``ArealOpenAI`` clients, their rows are
-    exported here."""
+    """Run an episode and return its rows. If the workflow returns calls of ``ArealOpenAI`` clients, exports their
+    rows."""
     given = await workflow.arun_episode(engine, data)
     if not isinstance(given, Mapping) or not any(hasattr(each, "interaction_id") for each in given.values()):
         return given
@@ -225,8 +225,7 @@ class GroupedWorkflow(RolloutWorkflow):
         return concat_padded_tensors(rows) if rows else None
 
     def _completed(self, ends: Sequence[T | BaseException]) -> dict[int, T]:
-        """Return the results of the members that did not fail, by sample number. Raises the error that fails the
-        group."""
+        """Return the results of the members that did not fail, by sample number. Raises the group's error."""
         failures = [end for end in ends if isinstance(end, Exception)]
         if failures and (self._drop_incomplete_group or len(failures) == self._size):
             raise failures[0]
@@ -266,8 +265,8 @@ def _with_sample_ids(trajectory: Trajectory, samples: list[int]) -> Trajectory:
 
 
 def configured_workflow(name: str, default: str, environment: Mapping[str, str]) -> str:
-    """Return ``name``. If an AgentService runs the job's episodes (``rollout.agents``), the ``default`` is replaced by
-    its workflow."""
+    """Return ``name``. If an AgentService runs the job's episodes (``rollout.agents``), its workflow replaces
+    ``default``."""
     return "areal.rollout.agents:AgentServiceWorkflow" if name == default and environment.get(AGENTS_ADDRESS) else name
 
 
@@ -282,8 +281,7 @@ class WorkflowResolver:
         self._closing = contextlib.AsyncExitStack()
 
     def resolve(self, workflow: Any, kwargs: Mapping[str, Any] | None = None, group_size: int = 1) -> RolloutWorkflow:
-        """Return a workflow for episodes. Raises UsageFault for an object that is not a workflow, and the errors of its
-        constructor."""
+        """Return a workflow for episodes. Raises UsageFault for other objects, and errors of its constructor."""
         if workflow is None and self._agent is not None and self._agent.mode == "online":
             workflow = OnlineEpisodes
         if workflow is None:
@@ -309,8 +307,7 @@ class WorkflowResolver:
         await self._closing.aclose()
 
     def _configure_export(self, workflow: RolloutWorkflow) -> None:
-        """Apply the configured export to a workflow that exports sessions; arguments of the workflow take
-        precedence."""
+        """Apply the configured export to a workflow that exports sessions; its arguments override it."""
         config = self._agent
         if config is None or (config.turn_discount, config.export_style) == (1.0, "individual"):
             return

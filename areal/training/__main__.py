@@ -85,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _exit_status(returned: object, driver: str) -> int:
-    """Return the exit status for what a driver returned. The system keeps the last byte of a status only: 256 would be
-    0."""
+    """Return the exit status for what a driver returned. The system keeps only the last byte: 256 would be 0."""
     if isinstance(returned, int):
         return int(returned) if 0 <= returned <= _LARGEST_STATUS else FAILED
     if returned is not None:

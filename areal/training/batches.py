@@ -128,8 +128,7 @@ def split_rows(lengths: Sequence[int], ranks: int, group: int = 1) -> list[list[
 
 
 def split_groups(lengths: Sequence[int], groups: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return the rows of each rank, ascending, whole groups only. Raises ValueError if there are fewer groups than
-    ranks."""
+    """Return the rows of each rank, ascending, whole groups only. Raises ValueError for too few groups."""
     members: dict[int, list[int]] = {}
     for row, group in enumerate(groups):
         members.setdefault(group, []).append(row)
@@ -232,8 +231,7 @@ def _first_fit(lengths: Sequence[int], limits: MicroBatches, max_tokens: int) ->
 
 
 def _balanced(lengths: Sequence[int], limits: MicroBatches, max_tokens: int, parts: int) -> list[list[int]] | None:
-    """Return at least ``parts`` sets with nearly equal sums, each within ``max_tokens``; None where that is
-    impossible."""
+    """Return at least ``parts`` sets with nearly equal sums, each within ``max_tokens``; None if impossible."""
     while True:
         sets = [part for part in partition(lengths, parts) if part]
         if all(len(part) == 1 or limits.cost([lengths[n] for n in part]) <= max_tokens for part in sets):
@@ -315,7 +313,6 @@ def pack(batch: Mapping[str, Tensor], *, last: bool) -> PackedRows | None:
 
 
 def _visible(parts: Tensor) -> Tensor:
-    """Return [N, 1, W, W] from ``parts`` [N, W]: each token sees itself and those before it, in its own part or in the
-    trunk."""
+    """Return [N, 1, W, W] from ``parts`` [N, W]: a token sees itself and earlier ones, in its part or the trunk."""
     seen, own = parts[:, None, :], parts[:, :, None]
     return ((seen == 0) | (seen == own)).tril()[:, None]

@@ -160,8 +160,8 @@ def _row_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]
 
 
 def _batch_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
-    """Yield a batch size for which local data sets have too few rows. The driver leaves out rows that are too long, and
-    counts again."""
+    """Yield a batch size for which local data sets have too few rows. The driver counts without rows that are too
+    long."""
     data = config.train_dataset
     files = _local_paths(data)
     if not files or not data.drop_last or not all(map(_is_quick_to_read, files)):

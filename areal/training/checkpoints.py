@@ -96,8 +96,7 @@ class Checkpoints:
         return next(reversed(self.all()), None)
 
     def newest_whole(self, before: int | None = None) -> Checkpoint | None:
-        """Return the newest undamaged checkpoint before the step ``before``. Damaged ones are set aside with a
-        warning."""
+        """Return the newest undamaged checkpoint before the step ``before``. Damaged ones are set aside."""
         for checkpoint in reversed(self.all()):
             if before is not None and checkpoint.step >= before:
                 continue

@@ -98,7 +98,7 @@ def _processor(workflow: Mapping[str, Any]) -> Any:
 
 def _workflow(config: PPOConfig) -> dict[str, Any]:
     """Return the keyword arguments of ``train``. The workflow's parameters ``tokenizer``, ``processor``, ``gconfig``,
-    ``reward_fn`` and ``reward_weights`` come from the configuration; ``workflow_kwargs`` take precedence. Raises
+    ``reward_fn`` and ``reward_weights`` come from the configuration; ``workflow_kwargs`` override them. Raises
     UsageFault."""
     is_default = config.workflow == PPOConfig.workflow
     if config.is_online and is_default:

@@ -32,9 +32,8 @@ _MOST_ROWS = 100_000
 
 @dataclass(frozen=True)
 class DataOrder:
-    """The order of a data set of ``count`` rows over epochs. ``shuffle``: each epoch has a new permutation.
-    ``drop_last``: the last batch of an epoch is left out if it is incomplete. ``source`` and ``digest`` identify the
-    rows."""
+    """The order of ``count`` rows over epochs. ``shuffle``: each epoch has a new permutation. ``drop_last``: the last
+    batch of an epoch is left out if it is incomplete. ``source`` and ``digest`` identify the rows."""
 
     count: int
     batch_size: int = 1
@@ -176,7 +175,7 @@ class Frontier:
         self.counts.returned += 1
 
     def fail(self, position: int, *, is_permanent: bool = False) -> bool:
-        """Give the position back, or give it up after ``MAX_TRIES`` failures or if ``is_permanent``. Returns whether it
+        """Give the position back, or give it up after ``MAX_TRIES`` failures or if ``is_permanent``. Return whether it
         was given up."""
         tried = self.tries.get(position, 0) + 1
         if not is_permanent and tried < MAX_TRIES:

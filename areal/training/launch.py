@@ -68,8 +68,7 @@ def report_error(text: str, status: int, *, is_consequence: bool = False) -> boo
 
 
 def root_cause(errors: Sequence[RankError], first: tuple[int, int]) -> tuple[str, int]:
-    """Return message and exit status of the first error that a rank has reported; if none has, of the rank that ended
-    first."""
+    """Return message and exit status of the first error that a rank has reported; if none has, of the first to end."""
     causes = sorted((error for error in errors if not error.is_consequence), key=lambda error: error.at)
     if causes:
         return causes[0].text, causes[0].status

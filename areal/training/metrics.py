@@ -266,8 +266,7 @@ def _open_trackio(config: BaseExperimentConfig) -> Tracker:
 
 class Prometheus:
     """A tracker that exports the newest metrics on ``/metrics`` of the first rank. ``prometheus.json`` in the run's
-    folder names it for ``file_sd_configs``; a run that samples from a service also registers it there, for
-    ``/http_sd``."""
+    folder names it for ``file_sd_configs``; a run with a service also registers it there, for ``/http_sd``."""
 
     def __init__(self, metrics: Registry, total_steps: int) -> None:
         gauge = metrics.gauge
@@ -309,8 +308,7 @@ class Prometheus:
 
 @contextlib.contextmanager
 def prometheus(config: BaseExperimentConfig, folder: Path, total_steps: int) -> Iterator[tuple[Prometheus, str]]:
-    """Yield the tracker, and its URL while the block runs. Raises UsageFault without a key on an address other than
-    loopback."""
+    """Yield the tracker, and its URL while the block runs. Raises UsageFault for an open address without a key."""
     asked = config.stats_logger.prometheus
     loopback = is_loopback(asked.host)
     key: AdminKey | None = None

@@ -65,7 +65,7 @@ def own_address() -> str:
 
 @contextlib.contextmanager
 def weight_update_gateway(folder: Path, key_file: Path | None, log: Path) -> Iterator[str]:
-    """Run a gateway and yield its address. The discovery file is written to ``folder``, the configuration next to
+    """Run a gateway and yield its address. The discovery file is written to ``folder``, its configuration beside
     ``log``."""
     for attempt in range(_ATTEMPTS):
         config = WeightUpdateConfig(
@@ -132,8 +132,7 @@ def _terminate(process: subprocess.Popen[bytes], grace_s: float) -> None:
 def connect_pair(
     mode: str, folder: RunFolder, model_folder: str, service: ServiceAddress, current_address: Callable[[], str]
 ) -> Iterator[TrainerPair]:
-    """Connect the trainer to ``service``, on the first rank. ``current_address`` returns the service's address, which
-    may change."""
+    """Connect the trainer to ``service``, on the first rank. ``current_address`` returns its present address."""
     key = service.key
     if service.model is None:
         raise UsageFault("no setting names which of the service's models is trained", hint="rollout.model=NAME")

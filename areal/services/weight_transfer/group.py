@@ -189,7 +189,7 @@ def open_group(
 
 def release(held: list[object]) -> None:
     """Drop the objects in ``held``. Dropping a group with a hanging operation takes as long as the operation, so wait
-    only a moment."""
+    briefly."""
     thread = threading.Thread(target=held.clear, name="free-group", daemon=True)
     thread.start()
     thread.join(_PART_S)

@@ -84,8 +84,7 @@ class TransferProgress:
 
 
 class MemoryFile:
-    """A file of ``size`` zero bytes, found at ``path`` and ``link`` while this process lives, and mapped whole as
-    ``map``.
+    """A file of ``size`` zero bytes, found at ``path`` and ``link`` while this process lives, mapped as ``map``.
 
     Its memory is freed with the process: a ``kill -9`` leaves no gigabytes in /dev/shm. Processes of the same user on
     this machine open it through /proc, or through the symbolic link, which is dangling once the process is gone. A
@@ -120,8 +119,7 @@ class MemoryFile:
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def remove(self) -> None:
-        """Remove the link and free this process's hold on the memory. Processes that have mapped it keep it.
-        Idempotent."""
+        """Remove the link and free this process's hold on the memory. Those that have mapped it keep it. Idempotent."""
         if self._file < 0:
             return
         if self.link is not None:

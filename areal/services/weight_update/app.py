@@ -183,7 +183,7 @@ async def weight_update_gateway(config: WeightUpdateConfig, options: ServeOption
 
 @contextlib.contextmanager
 def _discovery_file(path: Path, config: WeightUpdateConfig) -> Iterator[None]:
-    """Write the file by which ``areal weight-update`` finds this gateway. Remove it at exit unless another gateway
+    """Write the file by which ``areal weight-update`` finds this gateway. Remove it at exit, unless another gateway has
     replaced it."""
     about = {
         "url": base_url(config.host, config.port),

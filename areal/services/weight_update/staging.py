@@ -71,8 +71,7 @@ def _not_staged(version: int, staged: int | None) -> ApiError:
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """A version of the weights in a folder. ``probe``: the log-probabilities that an engine with these weights must
-    return."""
+    """A version of the weights in a folder. ``probe``: the log-probabilities that an engine must return."""
 
     version: int
     folder: Path

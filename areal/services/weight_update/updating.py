@@ -173,8 +173,7 @@ class WorkerSet:
         return {url for url, lost in zip(failed, await asyncio.gather(*checks), strict=True) if lost}
 
     async def _is_lost(self, url: str, error: WorkerFailed, patience_s: float) -> bool:
-        """Make the worker's data proxy probe the engine, and wait up to ``patience_s`` seconds for a dying engine to
-        exit."""
+        """Make the worker's data proxy probe the engine, and give a dying engine ``patience_s`` seconds to exit."""
         if not self.may_lose or error.status not in _UNAVAILABLE:
             return False
         with suppress(WorkerFailed):
@@ -198,8 +197,7 @@ class Updater:
     _history: UpdateHistory = field(default_factory=UpdateHistory)
 
     async def connect(self, pair: Pair) -> None:
-        """Connect every worker of both sides. On failure, disconnect the pair from all of them and raise ApiError
-        502."""
+        """Connect every worker of both sides. On failure, disconnect all of them and raise ApiError 502."""
         try:
             async with _as_api_error("connect"):
                 await self._connect(pair, await self._participants(pair))
@@ -327,8 +325,7 @@ class Updater:
         )
 
     async def _until_withdrawn(self, pair: Pair, workers: Sequence[str], version: int) -> None:
-        """Wait until the router knows that these workers do not serve ``version``, for as long as it takes to probe
-        them."""
+        """Wait until the router knows that these workers do not serve ``version``, as long as a probe takes."""
         until = time.monotonic() + _DEATH_S
         while pair.inference_gateway is not None and time.monotonic() < until:
             try:
@@ -357,8 +354,8 @@ class Updater:
         self, pair: Pair, workers: WorkerSet, order: WeightOrder, published: PublishedVersion
     ) -> float | None:
         """Make the only worker prepare, swap and commit in one call, and return the pause in ms. None if several calls
-        are needed: after a failure, with a probe to check before the commit, or if the worker knows neither this pair
-        nor this call."""
+        are needed: after a failure, with a probe to check before the commit, or if the worker lacks this pair or this
+        call."""
         workers.incarnations, pair.incarnations = pair.incarnations, {}
         if "probe" in published or len(workers.urls) != 1 or workers.urls[0] not in workers.incarnations:
             return None
@@ -381,8 +378,7 @@ class Updater:
     async def _broadcast(
         self, pair: Pair, workers: WorkerSet, order: WeightOrder, published: PublishedVersion | None = None
     ) -> tuple[int, float]:
-        """Broadcast the weights. If a worker is lost meanwhile, broadcast once more in a group of the remaining
-        workers."""
+        """Broadcast the weights. If a worker is lost, broadcast again in a group of the others."""
         before = len(workers.lost)
         try:
             return await self._broadcast_once(pair, workers, order, published)
@@ -412,8 +408,7 @@ class Updater:
         return await self._swap(workers, taken, manifest)
 
     async def _swap(self, workers: WorkerSet, taken: WeightOrder, published: PublishedVersion) -> tuple[int, float]:
-        """Make each worker pause and swap in its prepared weights. Return the number of bytes, and the longest pause in
-        ms."""
+        """Make each worker pause and swap in its prepared weights. Return the bytes, and the longest pause in ms."""
         reply = await workers.each(lambda url: self._client.post(url, "/weights/update", taken, _TRANSFER_S))
         if (probe := published.get("probe")) is not None:
             await workers.all("/weights/check", CheckWeights(probe=probe))

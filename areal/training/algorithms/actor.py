@@ -171,8 +171,7 @@ def rows_with_gradient(batch: Batch, config: PPOActorConfig, *, own_loss: bool =
 
 @dataclass(frozen=True)
 class Correction:
-    """The correction for an older policy. ``weights`` [B, T], without gradient; ``kept`` [B, T]: the tokens that are
-    trained on."""
+    """The correction for an older policy. ``weights`` [B, T], without gradient; ``kept`` [B, T]: the trained tokens."""
 
     weights: Tensor
     kept: Tensor
@@ -260,8 +259,7 @@ def second_moment_bound(squares: Tensor, threshold: float) -> float:
 
 def interpolate_proximal(behavior: Tensor, current: Tensor, versions: Tensor, version: int) -> Tensor:
     """Return the proximal log-probabilities without a forward pass (A-3PO, arXiv 2512.06547): interpolated between
-    those of the behavior and the current policy. ``versions`` [B, T] sampled each token; ``version`` is being
-    optimized.
+    those of the behavior and the current policy. ``versions`` [B, T] sampled each token; ``version`` is trained.
 
     alpha = (v_proximal - v_behaviour) / (v - v_behaviour) with v_proximal = v - 1, within [0, 1].
     """

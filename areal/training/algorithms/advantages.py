@@ -51,8 +51,7 @@ def shape_rewards(rewards: Tensor, lengths: Tensor, config: PPOActorConfig) -> T
 
 
 def longest_turns(loss_mask: Tensor, turn_ids: Tensor | None) -> Tensor:
-    """Return the generated tokens of each row's longest turn: [B]. ``turn_ids`` [B, T]: -1 outside turns; None: one
-    turn a row."""
+    """Return the generated tokens of each row's longest turn: [B]. ``turn_ids`` [B, T]: -1 outside turns; None: one."""
     if turn_ids is None or not loss_mask.numel():
         return loss_mask.sum(1)
     places = turn_ids.long().clamp(min=0)
@@ -131,8 +130,7 @@ def normalize(
 
 
 def _means(flat: Tensor, weights: Tensor, groups: Tensor, level: Level, reduce: Reduce) -> tuple[Tensor, Tensor]:
-    """Return (mean, count) for each row as [B, 1]. Counts are whole numbers except for rounding: sums of
-    ``weights``."""
+    """Return (mean, count) for each row as [B, 1]. Counts are sums of ``weights``, whole except for rounding."""
     if level is None:
         return torch.zeros_like(flat[:, :1]), torch.full_like(flat[:, :1], 2.0)
     count, total = _sums(weights, flat * weights, groups, level, reduce)
@@ -208,8 +206,7 @@ def gae_by_turn(
     bootstrap: Tensor | None = None,
 ) -> Advantages:
     """Estimate as ``gae_by_token``, with one timestep for each generated turn: its reward is the sum over its tokens,
-    its value that of its first token, and its tokens share its advantage. ``turn_ids`` [B, T], -1 outside generated
-    turns."""
+    its value that of its first token, and its tokens share its advantage. ``turn_ids`` [B, T]: -1 outside."""
     turns = int(turn_ids.max()) + 1 if turn_ids.numel() else 0
     if turns <= 0:
         return Advantages(torch.zeros_like(rewards), torch.zeros_like(rewards))
@@ -230,8 +227,7 @@ def gae_by_turn(
 @dataclass
 class KLController:
     """Keeps the KL divergence from the reference near ``target`` (arXiv 1909.08593, section 2.2); None disables it.
-    ``factor`` multiplies the configured coefficient. It changes by at most a fifth over ``horizon`` sequences, and in a
-    step."""
+    ``factor`` multiplies the configured coefficient. It changes by at most a fifth over ``horizon`` sequences."""
 
     target: float | None = None
     horizon: int = 10_000

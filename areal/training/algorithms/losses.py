@@ -23,8 +23,7 @@ _LOG_BOUND = 30.0  # keeps ratios finite, and their squares in the gradient norm
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Return the mean of ``values`` over ``mask``; 0 for an empty mask. With ``dim``, that dimension is kept, with size
-    1."""
+    """Return the mean of ``values`` over ``mask``; 0 for an empty mask. With ``dim``, that dimension has size 1."""
     active = mask.to(values.dtype)
     chosen = torch.where(mask.bool(), values, torch.zeros_like(values))
     if dim is None:
@@ -97,8 +96,7 @@ def _entropy(logits: Tensor, divisors: Tensor | None) -> Tensor:
 
 
 def token_outputs(logits: Tensor, micro: Mapping[str, Tensor]) -> TokenOutputs:
-    """Return the outputs of all tokens of ``micro`` from logits [b, t, V]: the reference for the contract of
-    engines."""
+    """Return the outputs of all tokens of ``micro`` from logits [b, t, V], the reference for engines."""
     temperatures = micro.get("token_temperatures")
     mask = micro["loss_mask" if "loss_mask" in micro else "attention_mask"].bool()
     every = token_logprobs(logits, micro["input_ids"], temperatures), token_entropies(logits, temperatures)
@@ -130,8 +128,7 @@ class PairLoss:
 
 
 def reward_model_loss(scores: Tensor) -> PairLoss:
-    """Return the Bradley-Terry loss. ``scores`` [2N]: those of the last token of each answer, chosen and rejected in
-    turn."""
+    """Return the Bradley-Terry loss. ``scores`` [2N]: of each answer's last token, chosen and rejected in turn."""
     margins = scores[0::2] - scores[1::2]
     return PairLoss(-torch.nn.functional.logsigmoid(margins), margins.detach())
 
@@ -212,8 +209,7 @@ class PolicyObjective:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """A loss of a policy. ``per_token`` [B, T], to be averaged over the loss mask; ``clipped`` [B, T]: the clipped
-    tokens."""
+    """A loss of a policy. ``per_token`` [B, T], to be averaged over the loss mask; ``clipped`` [B, T]."""
 
     per_token: Tensor
     ratio: Tensor

@@ -26,8 +26,7 @@ Parts = list[tuple[list[int], bool]]
 
 
 class EngineBase(ABC):
-    """The common part of train engines (``areal.api.engine_api.TrainEngine``). ``optimizer`` None: the model is not
-    trained."""
+    """The common part of train engines (``areal.api.engine_api.TrainEngine``). ``optimizer`` None: no training."""
 
     model: Any
     optimizer: Any = None
@@ -50,8 +49,7 @@ class EngineBase(ABC):
         return synchronized_micro_batches(lengths(batch), limits, self.ranks.all_max)
 
     def _schedule(self) -> tuple[OptimizerConfig, float]:
-        """Return the settings and the learning rate of the next update. Raises UsageFault if the model is not
-        trained."""
+        """Return the settings and the learning rate of the next update. Raises UsageFault without optimizer."""
         settings = self.config.optimizer
         if settings is None:
             raise without_optimizer(self.config.path)

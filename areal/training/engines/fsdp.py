@@ -82,8 +82,8 @@ class FSDPEngine(EngineBase):
 
     def outputs(self, batch: Mapping[str, Tensor], packed: PackedRows | None = None) -> TokenOutputs:
         """Return the outputs of ``batch``; ``packed``: its rows, packed. Rows that are not packed need no attention
-        mask: a causal model never attends to the padding on the right, and attention without a mask is several times as
-        fast."""
+        mask: a causal model never attends to the padding on the right, and attention is several times as fast without
+        one."""
         if self._images is not None:
             self._images.check(batch)
         if self.config.is_critic:
@@ -258,8 +258,7 @@ def _no_process_group_expected() -> Iterator[None]:
 
 
 def _disk_error(error: BaseException) -> OSError | None:
-    """Return the OSError behind a failed write. On a full disk torch's archive writer raises a RuntimeError without
-    one."""
+    """Return the OSError behind a failed write. On a full disk torch's writer raises a RuntimeError without one."""
     reason: BaseException | None = error
     while reason is not None:
         if isinstance(reason, OSError):

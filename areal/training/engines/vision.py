@@ -39,8 +39,8 @@ class TrainedImages:
         self._images: Mapping[int, Sequence[bytes]] = {}
 
     def see(self, images: Mapping[int, Sequence[bytes]], batch: Mapping[str, Tensor]) -> None:
-        """Set the images of the following batches. Raises UsageFault for a prompt in ``batch`` that has placeholders
-        and no images."""
+        """Set the images of the following batches. Raises UsageFault for a prompt in ``batch`` with placeholders
+        alone."""
         self._images = images
         keys = batch.get("images")
         in_prompt = batch["attention_mask"].bool() & ~batch["loss_mask"].bool()

@@ -245,8 +245,8 @@ class Trainer(abc.ABC):
         return {"save/failed": 1.0}
 
     def _try_checkpoint(self, *, last: bool) -> Metrics:
-        """Write a checkpoint. A full disk causes a warning, because the next one may succeed, but is an error for the
-        ``last`` one."""
+        """Write a checkpoint. A full disk causes a warning, because the next one may succeed; for the ``last`` it is an
+        error."""
         try:
             self.checkpoint()
         except CheckpointFailed as error:
@@ -331,8 +331,7 @@ class Trainer(abc.ABC):
             }
 
     def recover(self) -> bool:
-        """Resume from the newest valid checkpoint, if the configuration allows it. Returns whether the run was
-        resumed."""
+        """Resume from the newest valid checkpoint, if the configuration allows it. Return whether it did."""
         newest = self._load_newest() if self.config.recover.enabled else None
         if newest is None:
             if self.ranks.is_first:

@@ -380,8 +380,8 @@ class Validation:
         return statistics.fmean(rewards) if rewards else math.nan
 
     def metrics(self, prompts: int) -> Metrics:
-        """Return the metrics. ``prompts``: the number of prompts. An interval is ``low`` and ``high``; a single prompt
-        has none."""
+        """Return the metrics. ``prompts``: the number of prompts. An interval is ``low`` and ``high``; not for one
+        prompt."""
         rewards = [reward for each in self._scores for reward in each.rewards]
         found: Metrics = {
             "reward/mean": self.reward,

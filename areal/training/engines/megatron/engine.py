@@ -374,8 +374,7 @@ def _make_moments(part: Any) -> None:
 
 
 def load_states(optimizer: Any, state: Any) -> None:
-    """Load into initialized moments. megatron-core loads one step tensor for all parameters, and each would increment
-    it."""
+    """Load into initialized moments. megatron-core loads one step tensor for all parameters; each increments it."""
     with configured_settings([part.optimizer for part in sub_optimizers(optimizer)]):
         optimizer.load_state_dict(state)
     for part in sub_optimizers(optimizer):

@@ -180,8 +180,7 @@ def _mlp(prefix: str, hf_prefix: str, hidden: int, width: int, layer: int, exper
 
 
 def join(weight: Weight, parts: Sequence[Tensor]) -> Tensor:
-    """Return Megatron's weight, joined from Hugging Face's ``parts``. Raises UsageFault if their shapes do not
-    match."""
+    """Return Megatron's weight, joined from Hugging Face's ``parts``. Raises UsageFault for other shapes."""
     whole, keys = torch.cat(list(parts)) if len(parts) > 1 else parts[0], weight.groups * weight.head_size
     fits = weight.kind != "qkv" or len(parts[1]) == len(parts[2]) == keys
     if tuple(whole.shape) != weight.shape or not fits:

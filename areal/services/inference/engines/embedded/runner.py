@@ -368,8 +368,7 @@ class DecoderRunner:
     def _stage(
         self, read: Callable[[str], Tensor], in_memory: bool, arrival: TransferProgress | None
     ) -> dict[str, Tensor | MatrixForms]:
-        """Return the weights in the decoder's forms, besides those in use. They are staged in their order of
-        arrival."""
+        """Return the weights in the decoder's forms, besides those in use. Staged as they arrive."""
         groups = list(self._pieces.items())
         if arrival is not None:
             ends = arrival.ends

@@ -90,8 +90,7 @@ class Penalties:
 
 
 class _EarlyStops:
-    """Masks the stop tokens of rows below ``min_new_tokens``, in one write. Each ``apply`` is for the next token of
-    every row."""
+    """Masks the stop tokens of rows below ``min_new_tokens``, in one write. ``apply`` is for the next token."""
 
     def __init__(self, sequences: Sequence[TokenSequence], device: torch.device) -> None:
         self._device = device
@@ -168,8 +167,7 @@ def keep_only(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _floors(logits: Tensor, limits: Tensor, nuclei: Tensor, width: int) -> tuple[Tensor, bool]:
-    """Return the lowest logit [n, 1] that top-k and top-p keep, and whether the ``width`` largest logits suffice to
-    find it."""
+    """Return the lowest logit [n, 1] that top-k and top-p keep, and whether ``width`` logits suffice."""
     vocab = logits.shape[1]
     ordered = logits.topk(width, dim=-1).values
     in_top = torch.arange(width, device=logits.device) < limits

@@ -139,8 +139,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Spread:
-    """Copy the first ``length`` positions of rows ``sources`` to rows ``targets``, all at once: a target may be a
-    source."""
+    """Copy the first ``length`` positions of rows ``sources`` to rows ``targets``, all at once: a row may be both."""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
@@ -248,8 +247,7 @@ class PrefixCache:
         return self.shortest <= count <= self.capacity
 
     def add(self, tokens: list[int], kind: int = 0) -> tuple[int | None, list[int]]:
-        """Add an entry. Returns its number, or None if it is too short, too long or known, and the numbers dropped for
-        it."""
+        """Add an entry. Returns its number, None if too short, too long or known, and the dropped numbers."""
         count = len(tokens)
         if not self.has_room(count):
             return None, []
@@ -304,8 +302,7 @@ class PrefixCache:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int], shortest: int) -> int:
-    """Return the length of the common prefix, 0 if it is below ``shortest``. Bisects, so that slices are compared, not
-    tokens."""
+    """Return the length of the common prefix, 0 if it is below ``shortest``. Bisects, to compare slices."""
     high = min(len(one), len(other))
     low = max(shortest, 1)
     if high < low or one[:low] != other[:low]:
