@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from areal.services.inference.engines.embedded.decoder import cut
+from areal.services.inference.engines.embedded.decoder import cheapest_spans
 
 from .support import FAMILIES, VOCAB, Harness, gap, make_model, open_runner, plain_logits
 
@@ -36,7 +36,7 @@ def test_logits_of_split_rows_match_plain_forward(tmp_path: Path, family: str, c
     runner.reserve(len(texts), 40)
     runner.prefill(texts, [0] * len(texts), 0)
     for token in (11, 12, 13):
-        found = cut([len(text) + 1 for text in texts], call)
+        found = cheapest_spans([len(text) + 1 for text in texts], call)
         positions = torch.tensor([len(text) for text in texts])
         logits = runner.decode(torch.full((len(texts),), token), positions, found)
         texts = [[*text, token] for text in texts]
