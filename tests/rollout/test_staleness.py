@@ -206,7 +206,7 @@ def test_stale_prompt_is_rerun_once_then_abandoned() -> None:
         staleness.ended(started, rollout(0, staleness.version))
         staleness.set_version(staleness.version + 1)
         assert (staleness.drop_stale(), staleness.drop_stale()) == (1, 0)
-        assert (staleness.counts.dropped, len(staleness.pending)) == (run, waiting)
+        assert (staleness.counts.dropped, len(staleness.pending), staleness.completed) == (run, waiting, 0)
     assert (staleness.counts.abandoned, staleness.counts.accepted, staleness.idle) == (1, 0, True)
     assert abandoned == [item(0)]
 
@@ -222,19 +222,7 @@ def test_short_batches_include_rollouts_ended_meanwhile() -> None:
     sizes = []
     while (taken := staleness.take_completed(4)) is not None:
         sizes.append(len(taken))
-    assert sizes == [4, 2]
-
-
-@pytest.mark.parametrize("outside_window", [False, True])
-def test_idle_means_nothing_running_or_waiting(outside_window: bool) -> None:
-    staleness = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=1))
-    assert staleness.idle
-    staleness.submit(item(0, outside_window=outside_window))
-    assert not staleness.idle
-    started = staleness.next_to_run()
-    assert started is not None and not staleness.idle
-    staleness.ended(started, rollout(0))
-    assert staleness.idle
+    assert (sizes, staleness.completed) == ([4, 2], 0)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +271,52 @@ def test_managers_capacity_counts_each_place_of_the_window() -> None:
     assert manager.capacity() == 3
 
 
+def test_only_a_newer_version_ends_training_of_a_batch() -> None:
+    manager = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=1))
+    manager.submit(item(0))
+    running = manager.next_to_run()
+    assert running is not None
+    manager.ended(running, rollout(0))
+    assert manager.take(1) is not None
+    manager.set_version(0)
+    assert manager.capacity() == 0, "the same version again"
+    with pytest.raises(ValueError, match="the version is 0: it cannot become -1"):
+        manager.set_version(-1)
+    manager.set_version(1)
+    assert manager.capacity() == 1
+
+
+def test_single_result_is_taken_by_its_number() -> None:
+    manager = StalenessManager(StalenessWindow(batch=2, staleness=0, concurrency=2))
+    for number in range(2):
+        manager.submit(item(number))
+        started = manager.next_to_run()
+        assert started is not None
+        manager.ended(started, rollout(number))
+    assert manager.take_one(7) is None
+    assert manager.take_one(1) == rollout(1)
+    assert (manager.take_one(1), list(manager.accepted)) == (None, [0])
+
+
+def test_newest_256_failures_are_kept() -> None:
+    manager = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=1))
+    for number in range(300):
+        manager.failed(item(number), Failure(f"task-{number}", "service", RuntimeError(), 1))
+    assert [each.task_id for each in manager.failures] == [f"task-{number}" for number in range(44, 300)]
+
+
+def test_batch_order_of_a_seed_is_the_same_in_every_release() -> None:
+    """A run that resumes under a newer release sees its data in the same order."""
+    assert [each.number for each in shuffled([rollout(number) for number in range(8)], 1)] == [7, 0, 5, 1, 3, 2, 6, 4]
+    manager = StalenessManager(StalenessWindow(batch=8, staleness=0, concurrency=8))
+    for number in range(8):
+        manager.submit(item(number))
+        started = manager.next_to_run()
+        assert started is not None
+        manager.ended(started, rollout(number))
+    assert [each.number for each in manager.take(8) or ()] == [3, 7, 5, 4, 2, 6, 0, 1]
+
+
 @pytest.mark.parametrize("outside_window", [False, True])
 def test_manager_is_idle_without_waiting_or_running_work(outside_window: bool) -> None:
     manager = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=1))
@@ -303,18 +337,6 @@ def test_manager_with_any_work_is_not_idle() -> None:
     manager.submit(item(2, outside_window=True))
     assert manager.next_to_run() is not None and not manager.idle
     assert (len(manager.pending), len(manager.running), len(manager.outside)) == (1, 1, 1)
-
-
-def test_batch_in_training_holds_places_until_next_version() -> None:
-    manager = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=5))
-    manager.submit(item(0))
-    running = manager.next_to_run()
-    assert running is not None
-    manager.ended(running, rollout(0))
-    assert manager.take(1) is not None
-    assert manager.capacity() == 0
-    manager.set_version(1)
-    assert manager.capacity() == 1
 
 
 # Heavy tails, by simulation: 2 % of the prompts take forty times as long, and what is too old is not trained on.

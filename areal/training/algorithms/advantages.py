@@ -113,14 +113,16 @@ def normalize(
         _, members, sizes = torch.unique(samples, return_inverse=True, return_counts=True)
         weights = active / sizes[members][:, None]
         sample_means = flat.new_zeros(len(sizes), 1).index_add_(0, members, flat * weights)[members]
-    means, counts = _means(flat, weights, groups, norm.mean_level, reduce)
-    centred = flat - means
-    if norm.mean_leave1out and norm.mean_level is not None:
-        # mean of the others = mean of all - (its own mean - mean of all) / (n - 1)
-        centred = centred + (sample_means - means) / (counts - 1).clamp(min=1)
-        centred = torch.where(counts > 1.5, centred, torch.zeros_like(centred))
-    if norm.mean_level == "group":
-        centred = torch.where(counts > 1.5, centred, torch.zeros_like(centred))
+    centred = flat
+    if norm.mean_level is not None:
+        counts, totals = _sums(weights, flat * weights, groups, norm.mean_level, reduce)
+        means = totals / counts.clamp(min=1)
+        centred = flat - means
+        if norm.mean_leave1out:
+            # mean of the others = mean of all - (its own mean - mean of all) / (n - 1)
+            centred = centred + (sample_means - means) / (counts - 1)
+        if norm.mean_leave1out or norm.mean_level == "group":  # a single sample has no others
+            centred = torch.where(counts > 1.5, centred, torch.zeros_like(centred))
     if norm.std_level is not None:
         deviations = _deviations(flat, weights, groups, norm, reduce)
         centred = centred / (deviations + norm.eps)
@@ -129,24 +131,17 @@ def normalize(
     return (centred * active).to(values.dtype).reshape(values.shape)
 
 
-def _means(flat: Tensor, weights: Tensor, groups: Tensor, level: Level, reduce: Reduce) -> tuple[Tensor, Tensor]:
-    """Return (mean, count) for each row as [B, 1]. Counts are sums of ``weights``, whole except for rounding."""
-    if level is None:
-        return torch.zeros_like(flat[:, :1]), torch.full_like(flat[:, :1], 2.0)
-    count, total = _sums(weights, flat * weights, groups, level, reduce)
-    return total / count.clamp(min=1), count
-
-
 def _deviations(flat: Tensor, weights: Tensor, groups: Tensor, norm: NormConfig, reduce: Reduce) -> Tensor:
     # In two passes, around the mean: a sum of squares around zero loses small deviations to rounding.
     count, total = _sums(weights, flat * weights, groups, norm.std_level, reduce)
-    around = flat - total / count.clamp(min=1)
+    around = flat - total / count
     _, squares = _sums(weights, around.square() * weights, groups, norm.std_level, reduce)
-    degrees = (count - 1).clamp(min=1) if norm.std_unbiased else count.clamp(min=1)
+    degrees = count - 1 if norm.std_unbiased else count
     return torch.where(count > 1.5, (squares / degrees).sqrt(), torch.ones_like(squares))  # one value has no deviation
 
 
 def _sums(weights: Tensor, weighted: Tensor, groups: Tensor, level: Level, reduce: Reduce) -> tuple[Tensor, Tensor]:
+    """Return (count, sum) for each row as [B, 1]. Counts are sums of ``weights``, whole except for rounding."""
     rows = torch.stack([weights.sum(1), weighted.sum(1)], dim=1)
     if level == "batch":
         total = reduce(rows.sum(0))
@@ -182,10 +177,10 @@ def gae_by_token(
     delta_t = r_t + discount * V_next - V_t; A_t = delta_t + discount * lambda * A_next
     """
     active = loss_mask.bool()
-    upcoming = torch.zeros_like(rewards[:, 0]) if bootstrap is None else bootstrap.to(rewards)
+    upcoming = rewards.new_zeros(len(rewards)) if bootstrap is None else bootstrap.to(rewards)
     carried = torch.zeros_like(upcoming)
     columns: list[Tensor] = []
-    for t in range(rewards.shape[1] - 1, -1, -1):
+    for t in reversed(range(rewards.shape[1])):
         here = active[:, t]
         delta = rewards[:, t] + discount * upcoming - values[:, t]
         carried = torch.where(here, delta + discount * gae_lambda * carried, carried)

@@ -1,5 +1,6 @@
 """Rewards, their normalization over groups and ranks, and estimation over tokens and turns against the recursion."""
 
+import math
 import statistics
 from typing import Any
 
@@ -60,6 +61,22 @@ def test_overlong_penalty_without_limit_is_an_error() -> None:
         shape_rewards(torch.ones(1), torch.ones(1), PPOActorConfig(overlong_reward_penalty=True, overlong_tokens=4))
 
 
+@pytest.mark.parametrize(("longest", "buffer"), [(20, 4), (9, 1), (4, 1)])
+def test_overlong_penalty_begins_at_a_fifth_before_the_limit_by_default(longest: int, buffer: int) -> None:
+    config = PPOActorConfig(overlong_reward_penalty=True, max_new_tokens=longest)
+    lengths = list(range(longest + 2))
+    got = shape_rewards(torch.zeros(len(lengths)), torch.tensor(lengths), config)
+    assert got.tolist() == pytest.approx([dapo_punishment(length, longest, buffer) for length in lengths])
+
+
+def test_kl_estimates_of_single_tokens_follow_their_formulas() -> None:
+    logprobs, reference = torch.tensor([-1.0, -1.0]), torch.tensor([-3.0, 0.0])
+    assert kl_estimate(logprobs, reference).tolist() == [2.0, -1.0]
+    assert kl_estimate(logprobs, reference, "k2").tolist() == [2.0, 0.5]
+    third = [math.exp(-2) - 1 + 2, math.exp(1) - 1 - 1]
+    assert kl_estimate(logprobs, reference, "k3").tolist() == pytest.approx(third)
+
+
 def test_kl_estimators_converge_to_divergence() -> None:
     generator = torch.Generator().manual_seed(0)
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
@@ -116,6 +133,33 @@ def test_rloo_subtracts_mean_of_other_samples() -> None:
 
 def test_equal_rewards_of_a_group_give_no_advantage() -> None:
     assert normalize(torch.full((4,), 0.1), torch.ones(4), torch.zeros(4, dtype=torch.long), GRPO).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("how", [GRPO, DR_GRPO, RLOO, NormConfig("batch", mean_leave1out=True, std_level=None)])
+def test_single_sample_of_several_turns_has_no_advantage(how: NormConfig) -> None:
+    rewards, samples = torch.tensor([0.0, 0.0, 3.0]), torch.tensor([5, 5, 5])
+    got = normalize(rewards, torch.ones(3), torch.zeros(3, dtype=torch.long), how, samples=samples)
+    assert got.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_batch_of_one_value_has_no_advantage() -> None:
+    got = normalize(torch.tensor([4.0]), torch.ones(1), torch.zeros(1, dtype=torch.long), NormConfig("batch"))
+    assert got.tolist() == [0.0]
+
+
+def test_values_that_are_not_centred_are_divided_by_their_deviation() -> None:
+    values, mask = torch.tensor([[1.0, 2.0, 9.0], [3.0, 9.0, 4.0]]), torch.tensor([[1, 1, 0], [1, 0, 1]])
+    groups = torch.zeros(2, dtype=torch.long)
+    biased = NormConfig(None, std_level="batch", std_unbiased=False)
+    for how, deviation in ((biased, statistics.pstdev), (NormConfig(None), statistics.stdev)):
+        got = normalize(values, mask, groups, how)
+        torch.testing.assert_close(got, values * mask / (deviation([1.0, 2.0, 3.0, 4.0]) + 1e-5))
+
+
+def test_small_differences_of_a_group_are_kept() -> None:
+    got = normalize(torch.tensor([0.0, 1e-6]), torch.ones(2), torch.zeros(2, dtype=torch.long), GRPO)
+    half = 5e-7 / (5e-7 * 2**0.5 + 1e-5)
+    assert got.tolist() == pytest.approx([-half, half], rel=1e-3)
 
 
 def test_masked_tokens_are_not_counted_and_get_no_value() -> None:

@@ -138,6 +138,22 @@ VALUES = torch.tensor([[9, 0.5, -0.25, 9], [9, 0.125, 0.75, 2.0], [9, 1.5, 9, 9]
 AFTER = torch.tensor([2.0, -0.5, 3.0, 0.75])
 
 
+@pytest.mark.parametrize("discount", [1.0, 0.5])
+@pytest.mark.parametrize("gae_lambda", [1.0, 0.5])
+@pytest.mark.parametrize("values", [None, VALUES], ids=["no-critic", "critic"])
+def test_advantages_follow_the_sum_for_any_discount_lambda_and_critic(
+    values: torch.Tensor | None, gae_lambda: float, discount: float
+) -> None:
+    rewards, config = [1.0, -0.5, 2.0, 0.25], _config(discount=discount, gae_lambda=gae_lambda)
+    got = prepare(_batch(rewards), GROUPS, config, AuxiliaryOutputs(values=values))
+    for row, length in enumerate(MASK.sum(1).tolist()):
+        states = [0.0] * length if values is None else values[row, 1 : 1 + length].tolist()
+        want = gae_by_hand([0.0] * (length - 1) + rewards[row : row + 1], states, 0.0, discount, gae_lambda)
+        assert got["advantages"][row, 1 : 1 + length].tolist() == pytest.approx(want, abs=1e-6)
+        returns = [advantage + state for advantage, state in zip(want, states, strict=True)]
+        assert got["returns"][row, 1 : 1 + length].tolist() == pytest.approx(returns, abs=1e-6)
+
+
 @pytest.mark.parametrize("is_zeroed", [False, True], ids=["rewarded", "mask_no_eos_with_zero"])
 @pytest.mark.parametrize("truncated", [[0, 0, 0, 0], [1, 0, 0, 1], [0, 0, 1, 0], [1, 1, 1, 1]])
 @pytest.mark.parametrize("continues", [True, False])
@@ -187,8 +203,20 @@ def by_length(lengths: torch.Tensor) -> torch.Tensor:
     return 1 - 1 / (2 * lengths.float())
 
 
-def out_of_range(lengths: torch.Tensor) -> list[float]:
-    return [1.5] * len(lengths)
+def of_the_bounds(lengths: torch.Tensor) -> list[float]:
+    return [0.0, 1.0, 0.0, 1.0]
+
+
+def above_one(lengths: torch.Tensor) -> list[float]:
+    return [0.5, 1.5, 0.5, 0.5]
+
+
+def below_zero(lengths: torch.Tensor) -> list[float]:
+    return [0.5, 0.5, 0.5, -0.1]
+
+
+def too_few(lengths: torch.Tensor) -> list[float]:
+    return [0.5, 0.5]
 
 
 def test_gae_lambda_function_is_applied_per_answer() -> None:
@@ -199,12 +227,21 @@ def test_gae_lambda_function_is_applied_per_answer() -> None:
         torch.testing.assert_close(got[row], alone[row])
 
 
+def test_gae_lambda_function_may_return_the_bounds() -> None:
+    batch, auxiliary = _batch([1.0, 1.0, 1.0, 1.0]), AuxiliaryOutputs(values=VALUES)
+    got = prepare(batch, GROUPS, _config(gae_lambda=f"{__name__}:of_the_bounds"), auxiliary)["advantages"]
+    for row, bound in enumerate(of_the_bounds(MASK.sum(1))):
+        alone = prepare(batch, GROUPS, _config(gae_lambda=bound), auxiliary)["advantages"]
+        torch.testing.assert_close(got[row], alone[row])
+
+
 def test_invalid_gae_lambda_function_is_refused() -> None:
     batch, auxiliary = _batch([1.0, 1.0, 1.0, 1.0]), AuxiliaryOutputs(values=torch.full((4, 4), 0.25))
     with pytest.raises(UsageFault, match="gae_lambda 'nowhere:f': there is no module nowhere"):
         prepare(batch, GROUPS, _config(gae_lambda="nowhere:f"), auxiliary)
-    with pytest.raises(UsageFault, match="for 4 answers: it must be a number between 0 and 1 for each"):
-        prepare(batch, GROUPS, _config(gae_lambda=f"{__name__}:out_of_range"), auxiliary)
+    for wrong in ("above_one", "below_zero", "too_few"):
+        with pytest.raises(UsageFault, match="for 4 answers: it must be a number between 0 and 1 for each"):
+            prepare(batch, GROUPS, _config(gae_lambda=f"{__name__}:{wrong}"), auxiliary)
 
 
 def reward_to_go_less_the_group(given: AdvantageInputs) -> torch.Tensor:
