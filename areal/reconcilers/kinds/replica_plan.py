@@ -31,23 +31,24 @@ def replace_all(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int,
         message = f": blue-green needs {need} spare GPUs for a second set"
         work.require_gpus(need, message, "use strategy: {type: Rolling}")
         return _surge(work, replicas, last)
-    left = {replica.index: replica for replica in replicas}
-    while left:
-        size = _surge_size(work, left.values())
-        batch = list(islice(left.values(), size)) if size else _first_to_stop(work, left.values())
-        last = _surge(work, batch, last) if size else _recreate(work, batch, last)
-        for replica in batch:
-            del left[replica.index]
+    for starts_engine in (False, True):  # those that need no GPUs first
+        left = {replica.index: replica for replica in replicas if replica.new_engine is starts_engine}
+        while left:
+            size = _surge_size(work, starts_engine)
+            batch = list(islice(left.values(), size)) if size else _first_to_stop(work, left.values())
+            last = _surge(work, batch, last) if size else _recreate(work, batch, last)
+            for replica in batch:
+                del left[replica.index]
     return last
 
 
-def _surge_size(work: ReplicaWork, left: Collection[Replica]) -> int:
+def _surge_size(work: ReplicaWork, starts_engine: bool) -> int:
     """Return the number of successors that can start now beside the old replicas; 0: an old one has to stop first."""
     declared = work.strategy.max_surge
-    if not work.need or work.queues or not any(replica.new_engine for replica in left):
-        return min(len(left), 1 if declared == "auto" else int(declared))
+    if not starts_engine or not work.need or work.queues:
+        return 1 if declared == "auto" else int(declared)
     room = work.gpus.available // work.need
-    return min(len(left), room, room if declared == "auto" else int(declared))
+    return room if declared == "auto" else min(room, int(declared))
 
 
 def _first_to_stop(work: ReplicaWork, left: Collection[Replica]) -> list[Replica]:
@@ -144,7 +145,7 @@ def _old_proxies(batch: Sequence[Replica]) -> list[ObservedRun]:
 def _cause(batch: Sequence[Replica]) -> str:
     first = batch[0]
     decisive = next(decision for decision in reversed(first.decisions) if decision.action is Action.REPLACE)
-    return decisive.cause or f"{PROXY} replaced"
+    return decisive.cause
 
 
 def open_replicas(work: ReplicaWork) -> None:

@@ -298,7 +298,7 @@ class ReplicaWork(ObjectWork, ABC):
         return drains or tuple(needs)
 
     def downtime(self, sentence: str) -> None:
-        self.notes.destructive.append(f"{self.ref}: {sentence}")
+        self.notes.destroy(f"{self.ref}: {sentence}")
 
     def require_gpus(self, count: int, message: str, hint: str) -> None:
         """Raise NoCapacity, before anything is planned, if fewer than ``count`` GPUs are free."""
