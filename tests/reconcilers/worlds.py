@@ -68,7 +68,7 @@ def run(
     uid: str = "",
     **inputs: Any,
 ) -> ObservedRun:
-    ports = {"router": 20001, "gateway": 8080, "engine": 21000, "worker": 21000, "data-proxy": 22000}
+    ports = {"router": 20001, "gateway": 8080, "engine": 21000, "worker": 21000, "data-proxy": 22000, "speaker": 23000}
     port = ports[component] + replica
     uid = uid or f"{item.name}-{component}-{replica}"
     spec = RunSpec(

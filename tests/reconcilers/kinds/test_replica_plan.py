@@ -13,7 +13,7 @@ from areal.reconcilers.observe import Observed, Seen
 from areal.reconcilers.plan import FEWER_REPLICAS, Plan, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
-from areal.runtime.backends.base import Phase
+from areal.runtime.backends.base import Capacity, Phase
 from areal.state.records import StoredObject
 from tests.reconcilers.worlds import (
     MODEL,
@@ -404,3 +404,37 @@ def test_deletion_drains_the_data_proxies_that_live() -> None:
     suspended = PlanScope(scope.targets, (unchanged(service({"suspend": True})),))
     without_router = make_plan(suspended, world(observed.of(MODEL)), Policy())
     assert {Verb.DRAIN, Verb.UNROUTE} & {op.verb for op in without_router.ops} == set()
+
+
+def test_gpus_that_a_dead_engine_left_in_use_are_free_after_its_sweep() -> None:
+    _, item, observed = steady(1, GPU)
+    dead = without(observed, "qwen-engine-0", Phase.DEAD)
+    held = replace(dead, capacity=Capacity(squatters={"GPU-of-qwen-engine-0-0": "pid 7"}))
+    assert steps(planned(unchanged(item), held)) == "-0 +0"
+    leased = planned(unchanged(item), replace(dead, capacity=Capacity(squatters={"GPU-9": "pid 7"})))
+    assert [part.action for part in leased.objects] == ["unchanged", "blocked"], "its lease is free already"
+
+
+def test_lost_key_replaces_processes_and_is_announced() -> None:
+    _, item, observed = steady(1)
+    (engine, proxy) = observed.of(MODEL)
+    runs = {**observed.runs, MODEL: (replace(engine, key_fault="its key file is gone"), proxy)}
+    plan = planned(unchanged(item), replace(observed, runs=runs))
+    assert [each.kind for each in plan.drift] == ["key-lost"]
+    sentence = "its key file is gone; requests fail until every process has a new one"
+    assert plan.destructive == (f"{MODEL}: {sentence}",)
+    assert steps(plan) == "+0 -0"
+
+
+def test_damaged_record_of_a_process_that_stays_is_written_again() -> None:
+    _, item, observed = steady(1)
+    (engine, proxy) = observed.of(MODEL)
+    damaged = replace(engine, state=replace(engine.state, damage="intent.json is empty"))
+    seen = replace(observed, runs={**observed.runs, MODEL: (damaged, proxy)})
+    plan = planned(unchanged(item), seen)
+    assert [op.to_text() for op in plan.ops] == [
+        "[] -> #1 Model/qwen engine/0, repair-record, record-damaged: intent.json is empty"
+    ]
+    assert [each.kind for each in plan.drift] == ["record-damaged"]
+    rolled = planned(changed(item, {**item.spec, "path": "models/other"}), seen)
+    assert Verb.REPAIR not in {op.verb for op in rolled.ops}
