@@ -122,7 +122,7 @@ def set_path(tree: Any, path: FieldPath, value: Any) -> Any:
         return [set_path(item, rest, value) if at == slot else item for at, item in enumerate(tree)]
     copy = dict(tree) if isinstance(tree, Mapping) else {}
     slot = _slot(copy, step)
-    key = _key(step) if slot is None else slot
+    key = (name or _key(step)) if slot is None else slot
     copy[key] = set_path(copy.get(key, {}), rest, value)
     return copy
 
