@@ -51,6 +51,31 @@ def test_end_of_turn_left_to_next_role_is_learned() -> None:
     assert learned(source, [USER, SUN, USER, RAIN], "assistant") == ["Sun.<|user|>", "Rain.<|user|>"]
 
 
+def test_first_of_two_ends_closes_the_response() -> None:
+    source = (
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+        "{{ '<|assistant|>' if add_generation_prompt else '<|im_end|>' }}"
+    )
+    assert learned(source, [USER, SUN, USER, RAIN], "assistant") == ["Sun.<|end|>", "Rain.<|end|>"]
+
+
+@pytest.mark.parametrize(
+    "kept", ["m.content", "m.content.split('</think>')[-1]", "m.content.split('</think>')[-1].lstrip()"]
+)
+@pytest.mark.parametrize("opened", ["<think>\n", ""])
+def test_reasoning_after_an_opened_thought_is_learned_as_it_is_sampled(opened: str, kept: str) -> None:
+    """As DeepSeek R1's: the prompt opens the thought, which the template leaves out of earlier turns."""
+    source = CHATML.replace("m.content", kept).replace("assistant\\n' }}", "assistant\\n<think>\\n' }}")
+    content = f"{opened}hm</think>\n\nRain."
+    assert learned(source, [USER, {**RAIN, "content": content}]) == ["hm</think>\n\nRain.<|im_end|>"]
+
+
+def test_prompt_and_learned_tokens_are_those_around_the_mask() -> None:
+    row = TrainedTokens([5, 6, 7, 8, 9], [0, 0, 1, 1, 0])
+    assert (row.prompt_length, row.learned_ids) == (2, [5, 6, 7, 8])
+    assert TrainedTokens([5, 6], [1, 1]).learned_ids == [5, 6]
+
+
 # As Gemma 4's (31B) and Command R7B's: the prompt closes an empty thought, which the template writes nowhere else.
 EMPTY = CHATML.replace("<|im_start|>assistant\\n' }}", "<|im_start|>assistant\\n<think>\\n</think>\\n' }}")
 
