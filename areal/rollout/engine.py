@@ -28,7 +28,7 @@ from areal.dataclasses import dataclass, field, replace
 from areal.dataset.images import BadImage, from_base64, images_key
 from areal.http import tracing
 from areal.rollout.sessions import GroupSessions
-from areal.wire.sampling import derived_seed
+from areal.wire.sampling import MAX_CHOICES, derived_seed
 
 if TYPE_CHECKING:
     from areal.api.config.rollout import GenerationHyperparameters
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from areal.client.trajectories import Trajectories
 
 
-MAX_CHOICES = 128  # per call
 _BATCH_DELAY_S = 0.002
 _SHORT_ANSWER = 32  # tokens
 _SHORT_PROMPT = 512

@@ -14,14 +14,13 @@ from areal.api.cli_args import GenerationHyperparameters
 from areal.api.io_struct import ModelRequest
 from areal.client import AsyncInferenceClient, CallerError, ServiceError
 from areal.rollout.engine import (
-    MAX_CHOICES,
     PartialResponse,
     PromptBatcher,
     answer_budget,
     is_short,
     prompts_per_call,
 )
-from areal.wire.sampling import derived_seed
+from areal.wire.sampling import MAX_CHOICES, derived_seed
 from tests.client.conftest import Place
 from tests.services.processes import engine_calls, script
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from areal.errors import FieldError
-from areal.wire.sampling import SamplingParams, parse_sampling
+from areal.wire.sampling import SamplingParams, derived_seed, parse_sampling
 
 
 def test_parse_of_empty_object_gives_defaults() -> None:
@@ -38,9 +38,11 @@ def test_parse_of_every_field_keeps_it() -> None:
         ({"top_k": 1.5}, "top_k must be a whole number"),
         ({"stop_token_ids": 5}, "stop_token_ids must be a list"),
         ({"stop_token_ids": [100]}, "stop_token_ids must have token ids below 100, not 100"),
+        ({"stop_token_ids": [1, -1]}, "stop_token_ids must have token ids below 100, not -1"),
         ({"logit_bias": [1]}, "logit_bias must be an object"),
         ({"logit_bias": {"7": True}}, "logit_bias.7 must be a number"),
-        ({"logit_bias": {"7": 101}}, "logit_bias must have numbers from -100 to 100"),
+        ({"logit_bias": {"7": 101, "8": 0}}, "logit_bias must have numbers from -100 to 100"),
+        ({"logit_bias": {"7": 0, "8": -101}}, "logit_bias must have numbers from -100 to 100"),
         ({"logit_bias": {"x": 1}}, "logit_bias must have token ids"),
         ({"logit_bias": {"100": 1}}, "logit_bias must have token ids below 100"),
         ({"ignore_eos": 1}, "ignore_eos must be true or false"),
@@ -53,7 +55,36 @@ def test_parse_of_wrong_value_names_the_field(raw: dict[str, Any], message: str)
 
 
 def test_parse_of_zero_top_p_is_greedy() -> None:
-    assert parse_sampling({"top_p": 0}, 100).top_k == 1
+    parsed = parse_sampling({"top_p": 0}, 100)
+    assert (parsed.top_k, parsed.top_p) == (1, 1.0)
+
+
+def test_parse_accepts_every_token_of_the_vocabulary() -> None:
+    parsed = parse_sampling({"stop_token_ids": [0, 99], "logit_bias": {"0": 100, "99": -100}}, 100)
+    assert (parsed.stop_token_ids, parsed.logit_bias) == ((0, 99), {0: 100.0, 99: -100.0})
+
+
+def test_defaults_sample_one_choice_without_filters_or_limits() -> None:
+    """As OpenAI's and vLLM's."""
+    unsaid = SamplingParams()
+    assert (unsaid.max_new_tokens, unsaid.min_new_tokens, unsaid.seed, unsaid.stop_token_ids) == (None, 0, None, ())
+    assert (unsaid.temperature, unsaid.top_p, unsaid.top_k, unsaid.min_p) == (1.0, 1.0, 0, 0.0)
+    assert (unsaid.n, unsaid.top_logprobs, unsaid.ignore_eos, unsaid.logit_bias) == (1, 0, False, {})
+    assert (unsaid.filters, unsaid.penalizes, unsaid.changed()) == (False, False, {})
+
+
+def test_only_changed_fields_are_sent() -> None:
+    assert SamplingParams(top_k=5, temperature=1.0, n=2).changed() == {"top_k": 5, "n": 2}
+
+
+@pytest.mark.parametrize(("temperature", "greedy"), [(0.0, True), (9e-6, True), (1e-5, False), (1.0, False)])
+def test_only_temperatures_near_zero_are_greedy(temperature: float, greedy: bool) -> None:
+    assert SamplingParams(temperature=temperature).greedy is greedy
+
+
+def test_derived_seeds_are_the_same_in_every_release() -> None:
+    """A run that resumes under a newer release samples what it would have sampled."""
+    assert [derived_seed("task", 0), derived_seed("task", 1), derived_seed(7)] == [106677472, 317172591, 2030201243]
 
 
 BOUNDS: dict[str, tuple[float, float]] = {  # the lowest and the highest

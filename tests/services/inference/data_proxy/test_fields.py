@@ -258,6 +258,12 @@ def test_temperature_below_engine_minimum_is_refused(codec: TextCodec) -> None:
         read(0.009)
 
 
+def test_request_may_have_sixteen_stops() -> None:
+    assert len(read_response_options(Fields({"stop": ["x"] * 16}), None, Capabilities()).stops) == 16
+    with pytest.raises(ApiError, match="may hold at most 16 strings"):
+        read_response_options(Fields({"stop": ["x"] * 17}), None, Capabilities())
+
+
 def test_special_token_in_stop_becomes_stop_token_id(codec: TextCodec) -> None:
     options = read_response_options(Fields({"stop": ["<|im_end|>", "word"]}), None, Capabilities())
     special = codec.special_id("<|im_end|>")
