@@ -96,3 +96,19 @@ def test_pieces_are_emitted_as_soon_as_unambiguous() -> None:
     assert reader.push("en </think>\n") == (Reasoning(" </then"),)
     assert reader.push("\nHi") == (Content("Hi"),)
     assert not reader.reasoning_open
+
+
+def test_reasoning_is_open_until_content_or_a_call() -> None:
+    assert not new_reader("hermes").reasoning_open and not new_reader(None).reasoning_open
+    assert new_reader("hermes", REASONING_FORMATS["qwen3"]).reasoning_open, "it may begin with reasoning"
+    channels = new_reader("gpt_oss")
+    seen = []
+    for text in (
+        "<|channel|>analysis<|message|>Hm.",
+        "<|end|><|start|>assistant<|channel|>final<|message|>Hi.",
+        "<|end|><|start|>assistant<|channel|>analysis<|message|>Hm.",
+        "<|end|><|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}",
+    ):
+        channels.push(text)
+        seen.append(channels.reasoning_open)
+    assert seen == [True, False, True, False]

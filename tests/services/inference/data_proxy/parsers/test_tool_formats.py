@@ -166,6 +166,47 @@ def content_and_calls(reply: Reply) -> tuple[str, list[tuple[str, str]]]:
          f"{M3}</invoke>{M3}</tool_call>!", "!", [("get_weather", '{"where": {}}'), ("now", "{}")]),
         ("minimax_m3", f'{M3}<invoke name="get_weather">{M3}<where>{M3}<a>1', "", [("get_weather", '{"where": ')]),
         ("minimax_m3", f"{M3}<tool_call>now{M3}</tool_call>", f"{M3}<tool_call>now{M3}</tool_call>", []),
+        ("hermes", '<tool_call>{"function": "f", "arguments": {"a": 1}}</tool_call>', "", [("f", '{"a": 1}')]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\":\n1}"}</tool_call>', "", [("f", '{"a":\n1}')]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "parameters": {"b": 2}}</tool_call>', "",
+         [("f", '{"a": 1}')]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "]}\\"]}"}}</tool_call>', "",
+         [("f", '{"a": "]}\\"]}"}')]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": [1, {"a": [2]}]}</tool_call>', "",
+         [("f", '[1, {"a": [2]}]')]),
+        ("hermes", '<tool_call>{"name": "f", "index": 0, "arguments": 5}</tool_call>', "", [("f", "5")]),
+        ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"', '<tool_call>{"arguments": {"a": 1}, "name": "f"',
+         []),
+        *(("hermes", text, text, []) for text in (
+            '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+            '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
+            '<tool_call>{"name": "f", "index": }</tool_call>',
+            '<tool_call>{"name" "f"}</tool_call>',
+            '<tool_call>{name: "f"}</tool_call>',
+            '<tool_call>{"arguments": {}}</tool_call>',
+            "<tool_call>{}</tool_call>",
+        )),
+        ("llama3_json", '{"name": "now", "parameters": {}}; {"name": "now", "parameters": {"a": 1}}', "",
+         [("now", "{}"), ("now", '{"a": 1}')]),
+        ("llama3_json", '{"id": "x", "name": "now", "parameters": {}}', "", [("now", "{}")]),
+        ("llama3_json", '{"why": "x", "name": "now", "parameters": {}}',
+         '{"why": "x", "name": "now", "parameters": {}}', []),
+        ("mistral", '[TOOL_CALLS][{"id": 7, "name": "f", "arguments": {"a": 1}}]', "", [("f", '{"a": 1}')]),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}', "", [("f", '{"a": 1}')]),
+        ("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {}}', "", [("f", "{}")]),
+        ("mistral", "[TOOL_CALLS]f[ARGS] {}[TOOL_CALLS]g[ARGS]{}", "", [("f", "{}"), ("g", "{}")]),
+        ("phi4_mini_json", f'Look: functools[{{"name": "f", "arguments": {ROME}}}] Done.', "Look: Done.", [("f", ROME)]),
+        ("phi4_mini_json", "functools[1] is no call", "functools[1] is no call", []),
+        ("apertus", '<|tools_prefix|>[{"f": {"a": 1}},\n {"now": {}}]<|tools_suffix|>\n', "",
+         [("f", '{"a": 1}'), ("now", "{}")]),
+        ("apertus", '<|tools_prefix|>[{"": {}}]<|tools_suffix|>', '<|tools_prefix|>[{"": {}}]<|tools_suffix|>', []),
+        ("apertus", '<|tools_prefix|>[{"f": 5}]<|tools_suffix|>', '<|tools_prefix|>[{"f": 5}]<|tools_suffix|>', []),
+        ("kimi_k2", "<|tool_call_begin|>now<|tool_call_argument_begin|>{}<|tool_call_end|>", "", [("now", "{}")]),
+        ("kimi_k2", "<|tool_call_begin|>functions.now:0<|tool_call_end|>",
+         "<|tool_call_begin|>functions.now:0<|tool_call_end|>", []),
+        ("hermes", " \n ", " \n ", []),
+        ("hermes", f" \n {HERMES_ROME} \n ", "", [("get_weather", ROME)]),
+        ("hermes", f"a \n {HERMES_ROME} b ", "a b", [("get_weather", ROME)]),
     ],
 )  # fmt: skip
 def test_text_parses_into_content_and_calls(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
@@ -189,7 +230,12 @@ def test_text_parses_into_content_and_calls(name: str, text: str, content: str, 
         ({"$ref": "#/$defs/Size"}, "5", "5"),
         ({"$ref": "#/$defs/Loop"}, "5", "5"),
         ({"$ref": "#/$defs/a~1b~0c"}, "5", '"5"'),
+        ({"anyOf": [{"type": "string"}, {}]}, "5", "5"),
+        ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "5", '"5"'),
         ({"enum": ["1", "x"]}, "1", '"1"'),
+        ({"type": "string", "enum": [1, 2]}, "1", '"1"'),
+        ({"enum": [None, "x"]}, "1", '"1"'),
+        ({"enum": [True, "x"]}, "true", "true"),
         ({"enum": [1, "x"]}, "1", "1"),
         ({"type": "string"}, "null", '"null"'),
         ({}, "5", "5"),
@@ -241,9 +287,15 @@ def test_one_call_mode_ignores_later_calls(name: str) -> None:
     assert calls_of(reply) == [("get_weather", {"city": "Rome"})] and reader.done
 
 
-def test_kimi_keeps_ids_from_model() -> None:
-    text = "<|tool_call_begin|>functions.now:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
-    assert [(call.id, call.name) for call in read(new_reader("kimi_k2"), [text]).calls] == [("functions.now:3", "now")]
+@pytest.mark.parametrize(("header", "name"), [("functions.now:3", "now"), ("now:0", "now"), ("now", "now")])
+def test_kimi_keeps_ids_from_model(header: str, name: str) -> None:
+    text = f"<|tool_call_begin|>{header}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    assert [(call.id, call.name) for call in read(new_reader("kimi_k2"), [text]).calls] == [(header, name)]
+
+
+def test_ids_of_other_formats_are_made_here() -> None:
+    text = '<tool_call>{"id": "abc123def", "name": "now", "arguments": {}}</tool_call>'
+    assert [call.id for call in read(new_reader("hermes"), [text, text]).calls] == ["id0", "id1"]
 
 
 @pytest.mark.parametrize(
@@ -259,6 +311,7 @@ def test_kimi_keeps_ids_from_model() -> None:
         ),
         ('[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "call_1"}]', ["id0"]),
         ('[TOOL_CALLS][{"name": "now", "arguments": {}, "id": null}]', ["id0"]),
+        ('[TOOL_CALLS][{"id": 7, "name": "now", "arguments": {}}]', ["id0"]),
         ('[TOOL_CALLS][{"name": "now", "arguments": {}}]', ["id0"]),
         ('[TOOL_CALLS][{"name": "now", "arguments": {"a', ["id0"]),
         ('[TOOL_CALLS][{"name": "now", "arguments": {"a": 1}, "id": "abc', ["id0"]),
