@@ -265,6 +265,7 @@ def test_prefix_over_unknown_kind_gives_one_line(tmp_path: Path) -> None:
     [
         ("", "an overlay is one map"),
         ("- a\n", "an overlay is one map"),
+        (f"{HEAD}kind: Overlay\n---\n{HEAD}kind: Overlay\n", "an overlay is one map"),
         ("a: [\n", "did not find expected node content"),
         (f"{HEAD}kind: Model\n", '"Model" is not one of Overlay'),
     ],
@@ -273,6 +274,63 @@ def test_invalid_overlay_file_is_explained(tmp_path: Path, text: str, message: s
     root = _write(tmp_path, prod=text)
     (fault,) = _faults(root / "prod")
     assert message in fault.message
+    if message == "an overlay is one map":
+        assert str(fault).startswith(f"{root}/prod/areal.overlay.yaml:1:1: ")
+
+
+def test_overlay_that_is_no_text_is_one_line(tmp_path: Path) -> None:
+    root = _write(tmp_path, prod="")
+    (root / "prod" / "areal.overlay.yaml").write_bytes(b"\xff\xfe")
+    (fault,) = _faults(root / "prod")
+    assert "areal.overlay.yaml" in str(fault)
+
+
+def test_resource_without_name_or_metadata_is_one_line(tmp_path: Path) -> None:
+    for text in (
+        f"{HEAD}kind: Model\nmetadata: {{}}\nspec: {{backend: vllm, path: /m}}\n",
+        f"{HEAD}kind: Model\nspec: {{backend: vllm, path: /m}}\n",
+    ):
+        root = _write(tmp_path, base=text, prod=_overlay("bases: [../base]\nnamePrefix: p-\nlabels: {a: b}\n"))
+        (fault,) = _faults(root / "prod")
+        assert fault.pos.file == f"{root}/base/m.yaml" and "name" in str(fault)
+
+
+def test_empty_patch_changes_nothing(tmp_path: Path) -> None:
+    root = _write(tmp_path, base=BASE, plain=_overlay("bases: [../base]\n"))
+    _write(tmp_path, prod=_overlay("bases: [../base]\npatches: [{target: {kind: Model}, merge: {}}]\n"))
+    assert _specs(_render(root / "prod")) == _specs(_render(root / "plain"))
+
+
+def test_base_folder_is_read_without_its_folders(tmp_path: Path) -> None:
+    root = _write(tmp_path, base=model(), prod=_overlay("bases: [../base]\n"))
+    (root / "base" / "deep").mkdir()
+    (root / "base" / "deep" / "m.yaml").write_text(model(name="deep"))
+    assert [item.name for item in _render(root / "prod").resources] == ["qwen"]
+
+
+def test_base_of_a_linked_overlay_is_beside_the_folder_itself(tmp_path: Path) -> None:
+    root = _write(tmp_path, base=model(name="wrong"), real__prod=_overlay("bases: [../base]\n"))
+    (root / "real" / "base").mkdir()
+    (root / "real" / "base" / "m.yaml").write_text(model(name="right"))
+    (root / "link").symlink_to(root / "real" / "prod")
+    assert [item.name for item in _render(root / "link").resources] == ["right"]
+
+
+def test_prefix_of_a_profile_replaces_that_of_its_overlay(tmp_path: Path) -> None:
+    body = "bases: [../base]\nnamePrefix: dev-\nprofiles: {prod: {namePrefix: prod-}, plain: {}}\n"
+    root = _write(tmp_path, base=model(), prod=_overlay(body))
+    for profile, name in ((None, "dev-qwen"), ("prod", "prod-qwen"), ("plain", "dev-qwen")):
+        assert [item.name for item in _render(root / "prod", profile=profile).resources] == [name]
+
+
+def test_target_labels_must_all_match(tmp_path: Path) -> None:
+    patch = "patches: [{target: {labels: {tier: one, zone: %s}}, merge: {spec: {logLevel: debug}}}]\n"
+    base = BASE.replace("labels: {tier: one}", "labels: {tier: one, zone: a}")
+    root = _write(tmp_path, base=base, a=_overlay("bases: [../base]\n" + patch % "a"))
+    _write(tmp_path, b=_overlay("bases: [../base]\n" + patch % "b"))
+    assert _specs(_render(root / "a"))["InferenceService/default"]["logLevel"] == "debug"
+    (fault,) = _faults(root / "b")
+    assert "matches no resource of the bases" in fault.message
 
 
 def test_folder_without_overlay_suggests_f(tmp_path: Path) -> None:
@@ -286,4 +344,4 @@ def test_folder_without_overlay_suggests_f(tmp_path: Path) -> None:
     (fault,) = _faults(root / "base")
     assert fault.hint == f"kubectl kustomize {root}/base | areal apply -f -"
     (fault,) = _faults(root / "nowhere")
-    assert fault.message == "no such folder"
+    assert (str(fault), fault.hint) == (f"{root}/nowhere:1:1: no such folder", None)
