@@ -99,8 +99,20 @@ def test_restarts_outside_window_do_not_count() -> None:
     assert actions == [RESTART] * 4
 
 
+def test_unhealthy_starts_are_counted_anew_after_a_healthy_one() -> None:
+    history = budget(jitter=0.0)
+    healthy = [0.0, 0.0, 30.0, *[29.9] * 7]
+    actions = [history.decide(exited(), 900.0, at * 1200.0, 0.5, each).action for at, each in enumerate(healthy)]
+    assert actions == [RESTART] * 9 + [CRASHLOOP]
+
+
 @pytest.mark.parametrize(
-    ("count", "window_s", "message"), [(1, 60.0, "1 restart within 60 s were"), (2, 1e9, "2 restarts were")]
+    ("count", "window_s", "message"),
+    [
+        (1, 60.0, "1 restart within 60 s were"),
+        (2, 364 * 86400.0, "2 restarts within 3.14496e+07 s were"),
+        (2, 365 * 86400.0, "2 restarts were"),
+    ],
 )
 def test_crash_loop_reports_restart_count_and_reason(count: int, window_s: float, message: str) -> None:
     history = budget(budget_count=count, budget_window_s=window_s)

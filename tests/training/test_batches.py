@@ -20,9 +20,12 @@ from areal.training.batches import (
     pack,
     paired_batch,
     partition,
+    put_rows,
     select,
     split_groups,
     split_rows,
+    synchronized_micro_batches,
+    target_mask,
     token_batch,
     trim,
 )
@@ -104,6 +107,24 @@ def test_partition_of_nothing_gives_empty_parts() -> None:
     assert [partition([], parts) for parts in (1, 3)] == [[[]], [[], [], []]]
 
 
+@pytest.mark.parametrize(
+    ("lengths", "parts", "sums"),
+    [
+        ([6, 6, 5, 5, 4, 4], 3, [10, 10, 10]),
+        ([8, 7, 6, 5, 4, 3], 3, [11, 11, 11]),
+        ([7, 6, 5, 4, 3, 2, 1], 3, [9, 9, 10]),
+        ([12, 11, 10, 9, 8, 7, 6, 5], 4, [17, 17, 17, 17]),
+        ([4, 5, 6, 7, 8], 2, [14, 16]),
+        ([40, 1, 1, 1, 37, 1, 1], 2, [41, 41]),
+        ([7, 7], 3, [0, 7, 7]),
+    ],
+)
+def test_partition_evens_out_the_sums(lengths: list[int], parts: int, sums: list[int]) -> None:
+    sets = partition(lengths, parts)
+    assert sorted(sum(lengths[n] for n in members) for members in sets) == sums
+    assert all(members == sorted(members) for members in sets)
+
+
 def test_partition_beats_round_robin() -> None:
     sums = sorted(sum([8, 7, 6, 5, 4][n] for n in members) for members in partition([8, 7, 6, 5, 4], 2))
     assert sums == [14, 16]
@@ -123,9 +144,59 @@ def test_spread_is_even_and_keeps_groups_together(ranks, group, data) -> None:
             assert share[start : start + group] == list(range(share[start], share[start] + group))
 
 
-def test_indivisible_spread_is_an_error() -> None:
-    with pytest.raises(ValueError, match="3 rows in groups of 1 cannot be shared equally by 2 ranks"):
-        split_rows([1, 2, 3], 2)
+def test_spread_evens_out_the_tokens() -> None:
+    assert split_rows([9, 8, 1, 2], 2) == [[0, 2], [1, 3]]
+    assert split_rows([9, 1, 8, 1, 1, 1, 2, 1], 2, group=2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+
+
+@pytest.mark.parametrize("group", [1, 0, -1])
+def test_indivisible_spread_is_an_error(group: int) -> None:
+    with pytest.raises(ValueError, match=f"3 rows in groups of {group} cannot be shared equally by 2 ranks"):
+        split_rows([1, 2, 3], 2, group)
+
+
+@pytest.mark.parametrize(
+    ("limits", "bins"),
+    [
+        (MicroBatches(), [[0, 1, 2]]),
+        (MicroBatches(max_tokens=11), [[0, 1], [2]]),
+        (MicroBatches(max_tokens=11, padded=False), [[0, 1, 2]]),
+        (MicroBatches(max_tokens=10), [[0, 1], [2]]),
+        (MicroBatches(max_tokens=9), [[0], [1, 2]]),
+        (MicroBatches(max_tokens=8, padded=False), [[0, 1], [2]]),
+        (MicroBatches(count=2), [[0], [1, 2]]),
+    ],
+)
+def test_micro_batches_are_filled_up_to_the_limit(limits: MicroBatches, bins: list[list[int]]) -> None:
+    assert sorted(micro_batches([5, 3, 3], limits)) == bins
+
+
+@pytest.mark.parametrize(("most", "repeated"), [(1, 0), (2, 0), (3, 1), (4, 2)])
+def test_ranks_take_equally_many_steps(most: int, repeated: int) -> None:
+    """A rank with two rows beside one that has more: it repeats its first row, which then counts for nothing."""
+    seen: list[int] = []
+    steps = synchronized_micro_batches([4, 2], MicroBatches(), lambda mine: seen.append(mine) or max(mine, most))
+    assert seen == [1]
+    assert sorted(row for rows, counts in steps if counts for row in rows) == [0, 1]
+    assert [rows for rows, counts in steps if not counts] == [[0]] * repeated
+    assert len(steps) == most
+    pairs = synchronized_micro_batches([4, 4, 2, 2], MicroBatches(granularity=2), lambda mine: 3)
+    assert pairs[-1] == ([0, 1], False)
+
+
+def test_results_of_a_micro_batch_are_put_into_their_rows() -> None:
+    whole, flags = torch.zeros(3, 4), torch.zeros(3)
+    put_rows(whole, [2, 0], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    put_rows(flags, [2, 0], torch.tensor([5.0, 6.0]))
+    assert whole.tolist() == [[3, 4, 0, 0], [0, 0, 0, 0], [1, 2, 0, 0]]
+    assert flags.tolist() == [6, 0, 5]
+
+
+def test_target_tokens_are_those_of_the_loss_or_all_but_the_first() -> None:
+    there, trained = torch.tensor([[1, 1, 1, 0]]), torch.tensor([[1, 0, 1, 0]])
+    assert target_mask({"attention_mask": there, "loss_mask": trained}).tolist() == [[False, False, True, False]]
+    assert target_mask({"attention_mask": there}).tolist() == [[False, True, True, False]]
+    assert there.tolist() == [[1, 1, 1, 0]], "the batch stays as it is"
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(2, 3), st.integers(1, 100))
@@ -199,6 +270,7 @@ def test_packed_tokens_are_unique_and_found_by_every_row(
         used |= set(places.tolist())
         assert rows.input_ids.flatten()[places].tolist() == whole[:wanted]
         assert rows.positions.flatten()[places].tolist() == list(range(wanted))
+        assert rows.unpacked(rows.input_ids[..., None])[row, :wanted, 0].tolist() == whole[:wanted]
         if rows.mask is not None:  # each token attends to those before it in its row
             size = rows.mask.shape[-1]
             tree, inside, seen = places // size, places % size, torch.zeros(wanted, size, dtype=torch.bool)
@@ -228,6 +300,13 @@ def test_short_trees_have_a_mask_and_long_ones_are_one_row() -> None:
 
 def test_equal_rows_without_shared_prompt_are_not_packed() -> None:
     assert pack(batch_of([([n], [1] * 20) for n in range(4)]), last=False) is None
+
+
+def test_rows_that_share_a_tenth_of_their_tokens_are_not_packed() -> None:
+    rows = batch_of([([1], [1, 1, 1, 1]), ([1], [2, 2, 2, 2])])
+    assert pack(rows, last=True) is None, "9 of 10 tokens are distinct"
+    packed = pack(rows, last=False)
+    assert packed is not None and packed.input_ids.numel() == 7
 
 
 def test_rows_without_loss_mask_are_not_packed() -> None:

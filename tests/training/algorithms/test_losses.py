@@ -1,10 +1,19 @@
 import math
+from typing import Literal
 
 import pytest
 import torch
 
 from areal.errors import UsageFault
-from areal.training.algorithms.losses import AggMode, Aggregation, dpo_loss, reward_model_loss, sft_loss, value_loss
+from areal.training.algorithms.losses import (
+    AggMode,
+    Aggregation,
+    dpo_loss,
+    masked_mean,
+    reward_model_loss,
+    sft_loss,
+    value_loss,
+)
 from areal.training.batches import paired_batch
 
 
@@ -18,6 +27,10 @@ def test_value_loss_takes_maximum_of_clipped_and_unclipped() -> None:
     got = value_loss(values, old, returns, torch.ones(1, 2), clip=0.5)
     torch.testing.assert_close(got, torch.tensor([[2.5**2 / 2, 0.9**2 / 2]]))
     torch.testing.assert_close(value_loss(values, old, returns, torch.ones(1, 2), None), torch.tensor([[0.5, 0.405]]))
+    moved = value_loss(
+        torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 1.0]]), returns, torch.tensor([[1, 0]]), clip=0.5
+    )
+    torch.testing.assert_close(moved, torch.tensor([[1.5**2 / 2, 0.0]]))
 
 
 def test_reward_model_loss_is_bradley_terry() -> None:
@@ -47,6 +60,26 @@ def test_ipo_divides_by_full_answer_length() -> None:
     got = dpo_loss(policy, reference, batch["loss_mask"], beta=0.1, kind="ipo")
     chosen, rejected = (policy - reference)[0, 2:5].mean(), (policy - reference)[1, 2:6].mean()
     assert got.per_pair.item() == pytest.approx(((chosen - rejected) - 1 / (2 * 0.1)).item() ** 2)
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "ipo"])
+def test_each_pair_has_a_loss_of_its_own(kind: Literal["sigmoid", "ipo"]) -> None:
+    gained = [[1.0, 2.0], [0.5, -1.0], [0.0, 3.0], [2.0, 2.0]]
+    policy, mask = torch.tensor(gained), torch.tensor([[1, 1], [0, 1], [1, 1], [1, 0]])
+    got = dpo_loss(policy, torch.zeros(4, 2), mask, beta=0.5, kind=kind)
+    if kind == "ipo":
+        gaps = [1.5 - -1.0, 1.5 - 2.0]
+        assert got.per_pair.tolist() == pytest.approx([(gap - 1) ** 2 for gap in gaps])
+    else:
+        gaps = [0.5 * (3.0 - -1.0), 0.5 * (3.0 - 2.0)]
+        assert got.per_pair.tolist() == pytest.approx([math.log(1 + math.exp(-gap)) for gap in gaps])
+    assert got.margins.tolist() == pytest.approx(gaps)
+
+
+def test_mean_of_one_token_is_its_value() -> None:
+    values = torch.tensor([[4.0, 9.0], [9.0, 9.0]])
+    assert masked_mean(values, torch.tensor([[1, 0], [0, 0]])).item() == 4.0
+    assert masked_mean(values, torch.tensor([[1, 0], [0, 0]]), dim=1).tolist() == [[4.0], [0.0]]
 
 
 def test_pairs_without_prompt_share_common_prefix() -> None:

@@ -119,7 +119,35 @@ def test_masked_tokens_may_hold_any_value() -> None:
     assert dirty.grad is not None and torch.isfinite(dirty.grad).all()
 
 
-@pytest.mark.parametrize("wrong", [{"clip": (-0.1, 0.2)}, {"dual_clip": 1.0}])
+def test_clipped_tokens_are_those_whose_loss_is_bounded() -> None:
+    logprobs = torch.tensor([[0.0, 0.1, 0.5, -0.5, 0.5, -0.5, 0.9]])
+    advantages = torch.tensor([[1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0]])
+    mask = torch.tensor([[0, 1, 1, 1, 1, 1, 1]])
+    got = {
+        name: policy_loss(logprobs, torch.zeros(1, 7), advantages, mask, objective).clipped[0].int().tolist()
+        for name, objective in {
+            "ppo": PolicyObjective(),
+            "dual": PolicyObjective(dual_clip=2.0),
+            "cispo": PolicyObjective(kind="cispo"),
+            "sapo": PolicyObjective(kind="sapo"),
+        }.items()
+    }
+    assert got == {
+        "ppo": [0, 0, 1, 0, 0, 1, 0],
+        "dual": [0, 0, 1, 0, 0, 1, 1],
+        "cispo": [0, 0, 1, 1, 1, 1, 1],
+        "sapo": [0] * 7,
+    }
+
+
+@pytest.mark.parametrize(
+    "allowed", [{"clip": (0.0, 0.0)}, {"clip": (0.2, 3.0)}, {"dual_clip": 1.5}, {"dual_clip": 3.0}]
+)
+def test_objective_at_the_bounds_is_allowed(allowed) -> None:
+    PolicyObjective(**allowed)
+
+
+@pytest.mark.parametrize("wrong", [{"clip": (-0.1, 0.2)}, {"clip": (0.2, -0.1)}, {"dual_clip": 1.0}])
 def test_objective_out_of_range_is_an_error(wrong) -> None:
     with pytest.raises(ValueError):
         PolicyObjective(**wrong)
