@@ -39,6 +39,14 @@ from areal.wire.processes import EmbeddedEngineConfig
         ("sglang.d16p1m1+d32p2m1", "sglang:d16+megatron:d32p2", 80),
         ("sglang.d4p1m2+d8p1m1", "sglang:d4t2+fsdp:d8", 16),
         ("d8p1t1", "fsdp:d8", 8),
+        ("d2t2", "megatron:d2t2", 4),
+        ("sglang+d2t2", "sglang:d1+megatron:d2t2", 5),
+        ("sglang:d01", "sglang:d1", 1),
+        ("megatron.d2m2", "megatron:d2t2", 4),
+        ("megatron:d3e3p2", "megatron:d3p2e3", 6),
+        ("megatron:(attn:d2t2|ffn:d2e2)", "megatron:(attn:d2t2|ffn:d2e2)", 4),
+        ("megatron:(attn:d4|ffn:d2t2)", "megatron:(attn:d4|ffn:d2t2)", 4),
+        ("sglang:d100000t10", "sglang:d100000t10", 1_000_000),
     ],
 )
 def test_parse_backend_canonicalises_both_spellings(text: str, canonical: str, world: int) -> None:
@@ -80,6 +88,16 @@ def test_parse_backend_separates_inference_and_training() -> None:
         ("megatron:(attn:d2p2|ffn:d4)", 10, "a layer is on one stage"),
         ("embedded:t2", 1, "only d can be above 1"),
         ("sglang:d999999t999999", 1, "more than anyone has"),
+        ("sglang:d100001t10", 1, "1000010 devices are more than anyone has"),
+        ("sglang:d1000000", 9, "needs a number from 1 up"),
+        ("sglang:d00", 9, "needs a number from 1 up"),
+        ("sglang:d2m2", 10, 'unknown dimension "m"'),
+        ("sglang.d2t2m2", 12, 'dimension "m" (tensor) is given twice'),
+        ("megatron:(attn:d2m2|ffn:d4)", 18, 'unknown dimension "m"'),
+        ("megatron:(attn:d4|ffn:d2m2)", 25, 'unknown dimension "m"'),
+        ("sglang:d1+fsdp:d1+", 19, "an engine is missing"),
+        ("+d2", 1, "an engine is missing"),
+        ("fsdp:d2+megatron:d2", 9, "both parts are training engines"),
         ("sglang:d99999999999999999999", 9, "needs a number"),
     ],
 )
@@ -91,8 +109,9 @@ def test_parse_backend_error_names_column(text: str, column: int, message: str) 
 
 
 def test_parse_backend_of_model_requires_one_inference_engine() -> None:
-    with pytest.raises(BackendError, match="one engine only"):
+    with pytest.raises(BackendError, match="one engine only") as caught:
         parse_backend("sglang:d2+fsdp:d2", engines=INFERENCE_ENGINES, single=True)
+    assert caught.value.column == 10
     with pytest.raises(BackendError, match='unknown engine "fsdp"'):
         parse_backend("fsdp:d2", engines=INFERENCE_ENGINES, single=True)
     with pytest.raises(BackendError, match="does not begin with an engine, for example sglang:d4t2"):
@@ -160,6 +179,36 @@ def test_areal_flags_exist_in_engine() -> None:
 def test_fault_names_argument_and_suggestion(arguments: dict[str, Any], fault: str) -> None:
     ((name, message),) = engine_arg_faults("embedded", arguments)
     assert name in arguments and fault in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ({"hitlTurns": 1}, ""),
+        ({"hitlTurns": 0}, "must be at least 1, not 0"),
+        ({"hitlTurns": True}, "must be a whole number, not True"),
+        ({"hitlTurns": None}, ""),
+        ({"sessionTtl": 0}, ""),
+        ({"sessionTtl": 0.5}, ""),
+        ({"sessionTtl": -0.5}, "must be at least 0, not -0.5"),
+        ({"sessionTtl": "5"}, "must be a number, not '5'"),
+        ({"requestTimeout": 0}, "must be above 0, not 0"),
+        ({"stateDir": "/x"}, ""),
+        ({"stateDir": 5}, "must be a text, not 5"),
+        ({"state.dir": "/x"}, "the data proxy has no such argument"),
+        ({"engineUrl": "http://x"}, "is set by areal itself, from engineUrl"),
+        ({"port": 1}, "is set by areal itself"),
+    ],
+)
+def test_data_proxy_arguments_are_checked_by_type_and_range(arguments: dict[str, Any], fault: str) -> None:
+    found = [message for _, message in engine_arg_faults("data proxy", arguments)]
+    assert len(found) == bool(fault) and all(fault in message for message in found)
+
+
+@pytest.mark.parametrize(("device", "fits"), [("cpu", True), ("cuda:12", True), ("cuda:", False), ("xcpu", False)])
+def test_text_argument_must_match_its_pattern(device: str, fits: bool) -> None:
+    faults = list(engine_arg_faults("embedded", {"device": device}))
+    assert (not faults) == fits and all("must match" in fault for _, fault in faults)
 
 
 def test_good_arguments_have_no_fault() -> None:

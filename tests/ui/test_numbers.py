@@ -31,6 +31,14 @@ SCRIPT = Path(areal.ui.__file__).parent / "static" / "numbers.js"
         (1e-5 / 3, "3.33e-6"),
         (1234567.8, "1.23e+6"),
         (0.99999, "1"),
+        (-5.0, "-5"),
+        (1e15 - 1, "999999999999999"),
+        (1e15, "1.00e+15"),
+        (999999.5, "1000000"),
+        (1e6 + 0.5, "1.00e+6"),
+        (1e-4, "0.0001"),
+        (9.994e-5, "9.99e-5"),
+        (math.inf, "Infinity"),
         (math.nan, "NaN"),
         (-math.inf, "-Infinity"),
     ],
@@ -41,8 +49,18 @@ def test_number_has_four_digits(value: float, text: str) -> None:
 
 def test_times_and_bytes_have_their_units() -> None:
     times = {0.00064: "640us", 0.0123: "12.3ms", 0.9996: "1s", 9.996: "10s", 45.6: "45s", 200: "3m20s", None: "-"}
+    times |= {0: "0us", 1e-9: "0.001us", 9e-10: "0us", 0.000999: "999us", 0.001: "1ms", 0.9994: "999ms", 1: "1s"}
+    times |= {9.994: "9.99s", 10: "10s"}
     assert {each: numbers.duration(each) for each in times} == times
     sizes = {512: "512B", 1536: "1.5KiB", (1 << 20) - 100: "1MiB", 12 << 30: "12GiB", None: "-"}
+    sizes |= {
+        1023: "1023B",
+        1024: "1KiB",
+        102348: "99.9KiB",
+        102400: "100KiB",
+        1023 << 10: "1023KiB",
+        5 << 50: "5120TiB",
+    }
     assert {each: numbers.size(each) for each in sizes} == sizes
 
 
