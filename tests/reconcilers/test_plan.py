@@ -156,13 +156,13 @@ def test_digest_changes_with_what_is_done_and_not_with_the_moment() -> None:
 
 
 def test_report_finds_the_errors_of_an_object() -> None:
-    stop, wait, other = (
+    ops: tuple[Op[Any], ...] = (
         Op(1, Verb.STOP, "Model/a", "engine/0", ""),
         Op(2, Verb.AWAIT, "Model/a", "engine/1", ""),
         Op(3, Verb.AWAIT, "Model/b", "engine/0", ""),
     )
     late, dead = TimedOut("late"), TargetFailed("exited 1")
-    report = Report(Plan(ops=(stop, wait, other)), done={3}, failed={1: late, 2: late})
+    report = Report(Plan(ops=ops), done={3}, failed={1: late, 2: late})
     assert (report.errors_of("Model/a"), report.errors_of("Model/b")) == ([late, late], [])
     assert report.faults_of("Model/a") == [late], "a process that did not stop; the other one is still starting"
     assert Report(report.plan, failed={2: dead}).faults_of("Model/a") == [dead]
