@@ -195,7 +195,7 @@ def content_and_calls(reply: Reply) -> tuple[str, list[tuple[str, str]]]:
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}', "", [("f", '{"a": 1}')]),
         ("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {}}', "", [("f", "{}")]),
         ("mistral", "[TOOL_CALLS]f[ARGS] {}[TOOL_CALLS]g[ARGS]{}", "", [("f", "{}"), ("g", "{}")]),
-        ("phi4_mini_json", f'Look: functools[{{"name": "f", "arguments": {ROME}}}] Done.', "Look: Done.", [("f", ROME)]),
+        ("phi4_mini_json", f'Hm: functools[{{"name": "f", "arguments": {ROME}}}] Done.', "Hm: Done.", [("f", ROME)]),
         ("phi4_mini_json", "functools[1] is no call", "functools[1] is no call", []),
         ("apertus", '<|tools_prefix|>[{"f": {"a": 1}},\n {"now": {}}]<|tools_suffix|>\n', "",
          [("f", '{"a": 1}'), ("now", "{}")]),
