@@ -1,1 +1,1 @@
-"""Configurations of other frameworks as TrainJobs of this one. Pure: tables of keys, and what they mean here."""
+"""Convert configurations of other frameworks to TrainJobs. Pure: tables of keys with their meaning in areal."""

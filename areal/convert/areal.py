@@ -1,7 +1,7 @@
-"""AReaL: its configurations are read as they are, so a key keeps its name: mapped, without effect, or refused.
+"""AReaL: each key keeps its name, and is mapped, ignored or refused.
 
-What becomes of a key is what the configuration's own class says of it, which another process tells (``check``): nothing
-of training is imported here.
+The class of the configuration decides which. Another process asks it (``check``), so this one needs no module of
+training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Check = Callable[[str, Mapping[str, object]], Sequence[Mapping[str, Any]]]
 
 
 def trainer_of(document: Mapping[str, Any]) -> str:
-    """Return the built-in trainer of a configuration that names none."""
+    """Return the built-in trainer of a configuration. If ``trainer.type`` names none, its sections decide."""
     named = (document.get("trainer") or {}).get("type")
     if named in TRAINERS:
         return str(named)
@@ -35,8 +35,7 @@ def trainer_of(document: Mapping[str, Any]) -> str:
 
 
 def convert(document: Mapping[str, Any], trainer: str, check: Check) -> Draft:
-    """Return the draft of a TrainJob. Refused keys are not in its configuration: what is found without them is found
-    too."""
+    """Return the draft of a TrainJob. The check is repeated without refused keys, as a fault can hide others."""
     config = copy.deepcopy(dict(document))
     config["trainer"] = {**(config.get("trainer") or {}), "type": trainer}
     values = without_references(dict(flat(document)), {})
@@ -68,12 +67,13 @@ def convert(document: Mapping[str, Any], trainer: str, check: Check) -> Draft:
 
 
 def _above(key: str) -> list[str]:
+    """Return ``key`` and the sections that contain it, the innermost first."""
     parts = key.split(".")
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
 def _remove(config: dict[str, object], path: Sequence[str]) -> bool:
-    """Return whether the key was there."""
+    """Remove a key, and return whether the configuration had it."""
     parent = get_path(config, tuple(path[:-1])) if len(path) > 1 else config
     if parent is ABSENT or not isinstance(parent, dict) or path[-1] not in parent:
         return False

@@ -1,7 +1,7 @@
-"""TRL's configuration in Python code: the keywords of ``GRPOConfig(...)`` and of the trainer that gets it.
+"""TRL's configuration in Python code: the keywords of ``GRPOConfig(...)`` and of the trainer that receives it.
 
-The script is parsed and never run: a keyword has a value where it is made of literals, of names that are bound once, to
-one, and of the script's own arguments, which have their defaults.
+The script is parsed and never run. A keyword has a value if it consists of literals, of names that the script binds
+once, and of arguments of the script, which have their defaults.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONFIGS = {
 _TRAINERS = {name.replace("Config", "Trainer"): trainer for name, trainer in _CONFIGS.items()}
 _LORA_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}  # peft's, which are not those of TRL's options
 _LORA_NEUTRAL = {"bias": "none", "init_lora_weights": True, "inference_mode": False, "loftq_config": None}
-_RENAMED: Mapping[str, Mapping[str, str]] = {  # arguments of a call that are keys by another name, "" for none
+_RENAMED: Mapping[str, Mapping[str, str]] = {  # the key of an argument with another name, "" for none
     "LoraConfig": {"r": "lora_r", "target_modules": "lora_target_modules", "task_type": ""},
     "get_peft_model": {
         "r": "lora_r", "target_modules": "lora_target_modules", "model": "", "random_state": "",
@@ -44,9 +44,9 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {  # arguments of a call that are ke
     },
 }  # fmt: skip
 _FIRST = {"LoraConfig": "task_type", "from_pretrained": "model_name_or_path", "load_dataset": "path"}
-_IMPORT = "import"  # of a constant that is a dotted name
-_REWARDS = "trl.rewards."  # functions that are known by their names
-_ARGUMENT = "argument of the script "  # before the name of one, among the names of the script
+_IMPORT = "import"  # the kind of a constant that is an imported name
+_REWARDS = "trl.rewards."  # its functions are known without their module
+_ARGUMENT = "argument of the script "  # distinguishes arguments from names of the script
 _OPERATORS: Mapping[type[ast.operator], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv
 }  # fmt: skip
@@ -55,17 +55,17 @@ _CASTS: Mapping[str, Callable[..., Any]] = {"int": int, "float": float, "str": s
 
 
 def code_of_notebook(text: str, name: str) -> str:
-    """Return the code of a Jupyter notebook, without its commands of the shell and of IPython."""
+    """Return the code of a Jupyter notebook without the commands of the shell and of IPython. Raises Unread."""
     try:
         cells = ["".join(each["source"]) for each in json.loads(text)["cells"] if each["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unread(f"{name}: not a notebook: {error}") from error
-    python = (each for each in cells if re.match(r"\s*%%(?!capture|time)", each) is None)  # no cell of another language
+    python = (each for each in cells if re.match(r"\s*%%(?!capture|time)", each) is None)  # not in another language
     return re.sub(r"(?m)^([ \t]*)[!%](?:.*\\\n)*.*$", r"\1pass", "\n".join(python))
 
 
 def syntax_tree(text: str, name: str) -> ast.Module:
-    """Return the script, parsed. Raises Unread with the line of what is no Python."""
+    """Parse a script. Raises Unread with the line of a syntax error."""
     try:
         return ast.parse(text)
     except SyntaxError as error:
@@ -78,9 +78,8 @@ def syntax_tree(text: str, name: str) -> ast.Module:
 def read_python(
     text: str, name: str, wanted: str | None, line: int | None = None
 ) -> tuple[str, dict[str, object]] | None:
-    """Return the trainer and the keys of a script; None if it makes no configuration with arguments. Raises Unread for
-    a script that makes several at ``line`` and of the trainer ``wanted``, where these are given, or several trainers.
-    """
+    """Return the trainer and the keys of a script, or None if no configuration is created with arguments. Raises Unread
+    if the script creates several that match ``line`` and ``wanted`` (the trainer), or has several trainers."""
     tree = syntax_tree(text, name)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     configs = [each for each in calls if _called(each) in _CONFIGS and (each.args or each.keywords)]
@@ -104,7 +103,7 @@ def read_python(
     for call in trainers:
         keys |= script.of_trainer(call)
     loaded = [each for each in calls if _called(each) == "from_pretrained" and "Model" in ast.unparse(each.func)]
-    if len(loaded) == 1 and isinstance(keys.get("model_name_or_path"), NotLiteral):  # the trainer's model is made of it
+    if len(loaded) == 1 and isinstance(keys.get("model_name_or_path"), NotLiteral):  # the trainer gets an object
         keys |= script.of_call(loaded[0])
     if "use_peft" not in keys and (wrapped := [each for each in calls if _called(each) == "get_peft_model"]):
         keys |= script.adapters(wrapped[0])
@@ -112,28 +111,31 @@ def read_python(
 
 
 class _Script(NamedTuple):
-    """``names``: what each name stands for that is bound once. Values have the place ``file`` and line."""
+    """A parsed script. ``names``: the expression of each name that the script binds once. ``file``: its name, for the
+    position of a value."""
 
     file: str
     names: Mapping[str, ast.expr]
 
     def value(self, node: ast.expr) -> Any:
+        """Return the value of an expression; a NotLiteral if it is not known without running the script."""
         try:
             return ast.literal_eval(_Literals(self.names).visit(copy.deepcopy(node)))
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, ArithmeticError):
             return NotLiteral(ast.unparse(node), f"{self.file}:{node.lineno}: not a literal: add KEY=VALUE")
 
     def named(self, node: ast.expr) -> ast.expr:
+        """Return the expression that a name stands for; other expressions unchanged."""
         return self.names.get(node.id, node) if isinstance(node, ast.Name) else node
 
     def of_call(self, call: ast.Call) -> dict[str, object]:
-        """Return the arguments of a call, by the names of keys."""
+        """Return the arguments of a call, with the keys that they correspond to."""
         renamed, first = _RENAMED[_called(call)], _FIRST.get(_called(call), "model")
         named = ((renamed.get(key, key), node) for key, node in _arguments(call, first))
         return {key: self.value(node) for key, node in named if key}
 
     def of_trainer(self, call: ast.Call) -> dict[str, object]:
-        """Model, rewards, data set and adapters are arguments of the trainer."""
+        """Return the keys that a trainer's arguments set: its model, rewards, data set and adapters."""
         keys: dict[str, object] = {}
         for key, node in _arguments(call, "model"):
             given = self.named(node)
@@ -158,8 +160,8 @@ class _Script(NamedTuple):
         return keys
 
     def adapters(self, call: ast.Call) -> dict[str, object]:
-        """Return the keys of ``LoraConfig(...)``, or of ``get_peft_model(model, ...)`` with such a configuration, or
-        with its arguments, as in Unsloth."""
+        """Return the keys of ``LoraConfig(...)``, or of ``get_peft_model(model, ...)``, which has such a configuration
+        or, in Unsloth, the same arguments."""
         made = [self.named(node) for _, node in _arguments(call)]
         config = next((each for each in made if isinstance(each, ast.Call) and _called(each) == "LoraConfig"), call)
         values = self.of_call(config)
@@ -170,7 +172,8 @@ class _Script(NamedTuple):
         return {"use_peft": True, **_LORA_DEFAULTS, **kept}
 
     def rewards(self, node: ast.expr) -> Any:
-        """Return the names of imported functions, of which TRL's own are known without their module."""
+        """Return the dotted names of imported reward functions (TRL's own without their module); a NotLiteral for a
+        function that the script defines."""
         found = []
         for each in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
             given = self.names.get(each.id) if isinstance(each, ast.Name) else None
@@ -182,7 +185,7 @@ class _Script(NamedTuple):
 
 
 class _Literals(ast.NodeTransformer):
-    """Replaces names that stand for literals, and the branch of a condition that is one."""
+    """Replaces names by the literals that they stand for, and a conditional expression by its selected branch."""
 
     def __init__(self, names: Mapping[str, ast.expr], depth: int = 8) -> None:
         self.names, self.depth = names, depth
@@ -197,7 +200,7 @@ class _Literals(ast.NodeTransformer):
         return self._named(node.id, node)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
-        if ast.unparse(node.value) == "torch":  # a dtype
+        if ast.unparse(node.value) == "torch":  # torch.bfloat16
             return ast.Constant(node.attr)
         return self._named(f"{_ARGUMENT}{ast.unparse(node)}", node)
 
@@ -224,7 +227,7 @@ class _Literals(ast.NodeTransformer):
 
 
 def _assigned(tree: ast.Module, config: ast.Call, file: str) -> dict[str, object]:
-    """Return the fields that the script assigns to the configuration once it is made."""
+    """Return the fields that the script assigns to the configuration after it was created."""
     names = _names_of(tree, config)
     return {
         node.attr: NotLiteral(ast.unparse(node), f"{file}:{node.lineno}: assigned by the script: add KEY=VALUE")
@@ -235,7 +238,7 @@ def _assigned(tree: ast.Module, config: ast.Call, file: str) -> dict[str, object
 
 
 def _names_of(tree: ast.Module, config: ast.Call) -> set[str]:
-    """Return the names to which the script assigns the configuration when it is made."""
+    """Return the names to which the script assigns the new configuration."""
     made = [node for node in ast.walk(tree) if getattr(node, "value", None) is config]
     targets = [each for node in made for each in getattr(node, "targets", [getattr(node, "target", None)])]
     return {each.id for each in targets if isinstance(each, ast.Name)}
@@ -246,8 +249,8 @@ def _called(call: ast.Call) -> str:
 
 
 def _arguments(call: ast.Call, first: str = "output_dir") -> Iterator[tuple[str, ast.expr]]:
-    """Yield the arguments of a call by name. Several that a mapping holds (``**more``) are one, of the mapping's
-    name."""
+    """Yield the arguments of a call with their names; ``first`` is the name of the first positional one. A mapping
+    (``**more``) is one argument with the name of the mapping."""
     for place, node in enumerate(call.args):
         yield (first if place == 0 else f"argument {place + 1}"), node
     for keyword in call.keywords:
@@ -255,7 +258,7 @@ def _arguments(call: ast.Call, first: str = "output_dir") -> Iterator[tuple[str,
 
 
 def _bound(tree: ast.Module) -> dict[str, ast.expr]:
-    """Return what each name stands for that is bound once: an expression, or the dotted name that it is imported as."""
+    """Return the names that the script binds once, each with its expression, or with the dotted name of its import."""
     found: dict[str, ast.expr] = {}
     bound: Counter[str] = Counter()
     for node in ast.walk(tree):
@@ -276,7 +279,7 @@ def _bound(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def _parsed(tree: ast.Module) -> dict[str, ast.expr]:
-    """Return the defaults of the script's arguments: of ``argparse``, and of the fields of its dataclasses."""
+    """Return the defaults of the script's arguments, which are options of ``argparse`` or fields of a dataclass."""
     found: dict[str, ast.expr | None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _called(node) == "add_argument":
@@ -298,7 +301,8 @@ def _parsed(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def _own_arguments(tree: ast.Module) -> dict[str, ast.expr]:
-    """Return the script's arguments as ``_parsed`` has them, by the names that what is parsed is assigned to."""
+    """Return the defaults of the script's arguments by the expressions that read them (``args.lr``), except those that
+    the script assigns later."""
 
     def parses(node: ast.AST) -> bool:
         return any(isinstance(each, ast.Call) and "parse_" in _called(each) for each in ast.walk(node))

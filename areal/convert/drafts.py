@@ -1,6 +1,7 @@
-"""A conversion that is being made: what becomes of each key, and what is written.
+"""A conversion in progress: the result for each key, and the TrainJob and files that are written.
 
-Names, layout, adapters, optimizers and rewards are alike in every framework; each sets them with its own keys.
+The methods of ``Draft`` set what every framework has: names, layout, adapters, optimizers and rewards. The arguments
+are the framework's own keys.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """A key of the source with its value. ``target``: our key. ``note``: why, or what differs."""
+    """The result for one key of the source. ``target``: the key of areal. ``note``: the reason, or the difference."""
 
     key: str
     value: Any
@@ -34,9 +35,8 @@ class Entry:
 
 @dataclass
 class Draft:
-    """A conversion that is being made. ``values``: the keys of the source, with the framework's defaults. ``backend``:
-    of the Model that is sampled from; "" where nothing is sampled. ``command``: the program that was read in a script,
-    and its lines."""
+    """A conversion in progress. ``values``: the keys of the source with the framework's defaults. ``backend``: that of
+    the Model that samples; "" if none samples. ``command``: the program that a script runs, and its lines."""
 
     values: Mapping[str, Any]
     config: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Draft:
         self.config = set_path(self.config, tuple(target.split(".")), value)
 
     def mark(self, key: str, fate: Fate, note: str, target: str = "") -> None:
-        """Replace the entry of ``key``, or add one for a default of the source. A refusal stays."""
+        """Replace the entry of ``key``, or add one for a default of the source. A refused key stays refused."""
         if any(each.key == key and each.fate is Fate.REFUSED for each in self.entries):
             return
         self.entries = [each for each in self.entries if each.key != key]
@@ -64,11 +64,12 @@ class Draft:
         return any(each.key == key for each in self.entries)
 
     def name_run(self) -> None:
+        """Convert the experiment's and the trial's name to text: YAML may have read a number."""
         for name in ("experiment_name", "trial_name"):
             self.set(name, str(self.config[name]))
 
     def adapt(self, rank: str, alpha: str, modules: str) -> None:
-        """LoRA, from the keys of its rank, alpha and modules."""
+        """Train LoRA adapters. The arguments are the source's keys of the rank, of alpha and of the target modules."""
         found = self.values.get(modules) or "all-linear"
         self.set("actor.use_lora", True)
         self.set("actor.lora_rank", self.number(rank))
@@ -76,7 +77,7 @@ class Draft:
         self.set("actor.target_modules", list(found) if isinstance(found, list) else [str(found)])
 
     def adam(self, betas: Any, least: Any = None, rate: Any = None, target: str = "actor.optimizer") -> None:
-        """Set the optimizer's betas, and its ``least`` learning rate as a share of ``rate``."""
+        """Set the betas of the optimizer, and its lowest learning rate ``least`` as a share of ``rate``."""
         if isinstance(betas, list | tuple) and len(betas) == 2:
             self.set(f"{target}.beta1", betas[0])
             self.set(f"{target}.beta2", betas[1])
@@ -84,25 +85,26 @@ class Draft:
             self.set(f"{target}.min_lr_ratio", min(1.0, round(float(least) / float(rate), 9)))
 
     def ask_for_version(self, earlier: Mapping[str, str], *, is_older: bool) -> None:
-        """Name the defaults that an older version, of which a file has keys, had otherwise: ``earlier``."""
+        """If the file has keys of an older version (``is_older``), mark the keys that it leaves to defaults which have
+        changed since. ``earlier``: the note about the earlier default of each key."""
         for key, was in earlier.items() if is_older else ():
             if not self.is_given(key):
                 taken = f"taken as {self.values[key]}, set it; " if key in self.values else ""
                 self.mark(key, Fate.LOSSY, f"it is not given: {taken}{was}")
 
     def drop_critic(self, estimator: str, *fates: Fate) -> None:
-        """Leave out the critic, which ``estimator`` does not have, with its keys of these ``fates``."""
+        """Remove the critic, because ``estimator`` has none. Its entries with one of ``fates`` become ignored."""
         self.config.pop("critic", None)
         for each in self.entries:
             if each.key.startswith("critic.") and each.fate in fates:
                 self.mark(each.key, Fate.IGNORED, f"{estimator} has no critic")
 
     def keep_rewards(self) -> None:
-        """Rewards are not clipped: ``actor.reward_clip`` is 20 by default."""
+        """Do not clip rewards: the default of ``actor.reward_clip`` is 20."""
         self.set("actor.reward_clip", 1e9)
 
     def clip_rewards(self, key: str) -> None:
-        """``actor.reward_clip``, from the two bounds of ``key``."""
+        """Set ``actor.reward_clip`` from the two bounds of ``key``. Bounds that are not symmetric are refused."""
         low, high = self.values[key]
         if high == -low > 0:
             self.set("actor.reward_clip", float(high))
@@ -110,12 +112,13 @@ class Draft:
             self.mark(key, Fate.REFUSED, "the range is symmetric here")
 
     def serve(self, gpus: int, tensor: int = 1, engine: str = "vllm") -> None:
-        """Set the Model's backend: replicas of ``tensor`` GPUs each, or of all where there are fewer."""
+        """Set the backend of the Model: replicas of ``tensor`` GPUs, or one replica if there are fewer GPUs."""
         tensor = min(tensor, gpus)
         self.backend = f"{engine}:d{gpus // tensor}" + (f"t{tensor}" if tensor > 1 else "")
 
     def lay_out(self, gpus: int, tensor: int = 1, engine: str = "vllm") -> int:
-        """Let half of the GPUs serve and half train, by fsdp; one GPU does both. Return how many train."""
+        """Divide the GPUs: half of them serve, and the other half trains with FSDP. A single GPU does both. Return the
+        number of GPUs that train."""
         serving = max(1, gpus // 2)
         self.serve(serving, tensor, engine)
         training = max(1, gpus - serving)
@@ -123,12 +126,14 @@ class Draft:
         return training
 
     def train_on(self, gpus: int, backend: str = "") -> None:
+        """Set the layout of all trained models: ``backend``, or FSDP over ``gpus``, which a critic always has."""
         for part in ("actor", "critic", "ref"):
             if part in self.config:
                 self.set(f"{part}.backend", backend if backend and part != "critic" else f"fsdp:d{gpus}")
 
     def megatron(self, sizes: Mapping[str, int], gpus: int, key: str) -> str:
-        """``megatron:d..`` with these sizes by letter. ``key`` gets the fault of a size that is not supported."""
+        """Return the layout of Megatron with these sizes by letter. If it is not supported, mark ``key`` and drop the
+        experts' sizes."""
         replicas = max(1, gpus // (sizes["t"] * sizes["p"] * sizes["c"]))
         layout = "".join(f"{letter}{size}" for letter, size in sizes.items() if size > 1)
         backend = f"megatron:d{replicas}{layout}"
@@ -140,8 +145,8 @@ class Draft:
         return backend
 
     def engine_flags(self, engine: str, *keys: str) -> None:
-        """Set the engine's flags for memory, length, requests at once, eager mode and precision, from the source's
-        ``keys`` in this order ("" for none)."""
+        """Set the engine's flags for memory, context length, concurrent requests, eager mode and precision from the
+        source's ``keys``, which are in this order ("" for a key that the source does not have)."""
         for key, flag in zip(keys, _SERVED.get(engine, ()), strict=False):
             if key and (value := self.values.get(key)) not in (None, False):
                 self.engine_args[flag] = value
@@ -149,7 +154,7 @@ class Draft:
                     self.mark(key, Fate.MAPPED, "", f"Model engineArgs.{flag}")
 
     def without_warm_up(self, schedule: str, *keys: str, target: str = "actor.optimizer") -> None:
-        """``constant`` of transformers has no warm-up: that is ``constant_with_warmup``."""
+        """Set no warm-up for the schedule ``constant``: transformers warms up only with ``constant_with_warmup``."""
         if str(self.values[schedule]) == "constant":
             self.set(f"{target}.warmup_steps_proportion", 0.0)
             for key in keys:
@@ -157,7 +162,7 @@ class Draft:
                     self.mark(key, Fate.IGNORED, f"{schedule} constant has no warm-up")
 
     def warm_up(self, key: str, total: Any, target: str = "actor.optimizer") -> None:
-        """``key`` gives the warm-up in steps: a share of them here. ``total``: their number, None if not known."""
+        """Convert a warm-up of as many steps as ``key`` says to a share of the ``total`` steps (None: not known)."""
         steps, target = self.values.get(key), f"{target}.warmup_steps_proportion"
         if steps is None or int(steps) <= 0:
             return
@@ -168,7 +173,8 @@ class Draft:
             self.mark(key, Fate.LOSSY, "the warm-up is a share of the steps here, and their number is not given")
 
     def divided(self, key: str, whole_batch: int, part: int, unit: str, model: str = "actor") -> None:
-        """``ppo_n_minibatches`` of a model, from the sizes of a step and of an update."""
+        """Set ``ppo_n_minibatches`` of a model from the sizes of a step and of an update, counted in ``unit``. Sizes
+        that do not divide are refused."""
         if part < 1 or whole_batch % part:
             self.mark(key, Fate.REFUSED, f"minibatches of {part} {unit} do not divide a step of {whole_batch}")
             return
@@ -178,15 +184,15 @@ class Draft:
             self.mark(key, Fate.MAPPED, note, f"{model}.ppo_n_minibatches")
 
     def bound_micro_batches(self, longest: Any, rows: Mapping[str, Any]) -> None:
-        """Bound micro-batches to what the source has in one: ``rows``, by model, of ``longest`` tokens. Without a bound
-        a whole minibatch is one."""
+        """Limit the tokens of a micro-batch to those of the source's: ``rows`` of each model, with ``longest`` tokens
+        each. Without a limit a whole minibatch is one micro-batch, which no GPU may hold."""
         for model, count in rows.items():
             if model in self.config and "mb_spec" not in self.config[model]:
                 count = count if isinstance(count, int) and count > 0 else 1
                 self.set(f"{model}.mb_spec.max_tokens_per_mb", count * int(longest))
 
     def validate(self) -> None:
-        """Leave out the settings of an evaluation that has no data set."""
+        """Complete the data set of evaluations from the training data set. Without one, remove its settings."""
         if "valid_dataset" in self.config:
             train = self.config["train_dataset"]
             shared = {name: train[name] for name in ("type", "max_length", "batch_size", "train_on") if name in train}
@@ -201,13 +207,13 @@ class Draft:
                 self.config.pop(name, None)
 
     def save_and_resume(self, every: int | None) -> None:
-        """Checkpoints for recovery as often as models are saved."""
+        """Write checkpoints for recovery as often as models are saved, which is ``every`` so many steps."""
         if self.config.get("recover", {}).get("mode") == "auto" and every:
             self.set("recover.freq_steps", every)
 
     def write_rewards(self, what: str, imports: str, functions: Mapping[str, str], path: str = "") -> None:
-        """``reward.py`` with a function for each name, whose body reads ``prompt``, ``completions`` and the row's
-        columns ``data``. ``path``: a file that they call as ``_MODULE``."""
+        """Write ``reward.py`` with a function for each name. A body may use ``prompt``, ``completions`` and the row's
+        columns (``data``), and the module of the file ``path`` as ``_MODULE``."""
         parts = [each.strip() for each in (imports, _OWN.format(path=path) if path else "") if each.strip()]
         made = [
             _FUNCTION.format(
@@ -223,8 +229,8 @@ class Draft:
         self.set("reward_fn", names if len(names) > 1 else names[0])
 
     def pick_columns(self, columns: Mapping[str, object], key: str) -> None:
-        """``rows.py``, where columns have other names than those that are read here. ``columns``: by our name, that of
-        the source; dots go into an object. ``key``: what gets the note."""
+        """Write ``rows.py`` if the data set has other column names than areal reads. ``columns``: the source's name
+        (with dots for a value within an object) by areal's. ``key``: the entry that gets the note."""
         wanted = {ours: str(theirs) for ours, theirs in columns.items() if theirs}
         if all(theirs in _READ.get(ours, (ours,)) for ours, theirs in wanted.items()):
             return
@@ -288,5 +294,5 @@ def valid(split: str, dataset_config: Any, tokenizer: Any) -> Any:
 '''
 
 
-# Names that are read before others: a row may have `messages` or `prompt` beside the `problem` that the source names.
+# Columns that areal reads first: a row may have `messages` or `prompt` beside the `problem` that the source names.
 _READ = {"prompt": ("messages", "prompt"), "response": ("response",)}

@@ -1,7 +1,7 @@
 """OpenRLHF: the commands of ``openrlhf.cli.train_ppo_ray``, ``train_sft``, ``train_dpo`` and ``train_rm``.
 
-Names and defaults are those of August 2026, with dots; the names before April 2026 are aliases of them. Sizes of a
-rollout are prompts, those of an update samples.
+Names and defaults are those of August 2026, which have dots. The names before April 2026 are their aliases. Sizes of a
+rollout count prompts, sizes of an update count samples.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ _EARLIER_CRITIC = {
 
 
 def _is_older(draft: Draft) -> bool:
-    """Return whether the file has keys that are gone since April 2026."""
+    """Return whether the file has keys that OpenRLHF removed in April 2026."""
     return any(map(draft.is_given, ("bf16", "prompt_max_len")))
 
 
 def _ppo(draft: Draft) -> None:
     values = draft.values
     _begin(draft, "grpo", "rl", "actor.model_name_or_path", "actor.")
-    bounded = "prompt_max_len" in values  # of versions that bound prompt and answer each
+    bounded = "prompt_max_len" in values  # older versions limit prompt and answer separately
     longest = int(values.get("rollout.max_new_tokens") or (1024 if bounded else values["data.max_len"]))
     draft.set("gconfig.max_new_tokens", longest)
     if bounded:
@@ -121,7 +121,7 @@ def _ppo(draft: Draft) -> None:
     _end(draft)
 
 
-_MICRO = 4  # rows, by default
+_MICRO = 4  # OpenRLHF's default, in rows
 
 
 _NORMS: Mapping[str, Mapping[str, object] | None] = {
@@ -207,7 +207,7 @@ def _correction(draft: Draft) -> None:
         return
     level, action = forms[kind]
     draft.set("actor.use_decoupled_loss", True)
-    # Sequence masks are of the geometric mean, and tokens have their own weights beside it.
+    # OpenRLHF masks a sequence by its geometric mean, and weights its tokens separately.
     if level == "sequence":
         draft.mark(key, Fate.LOSSY, "the weight is that of the sequence too", "actor.rejection_sampling")
     rejection = {"level": level, "action": action, "lower": bounds[0], "upper": bounds[1]}
@@ -249,7 +249,7 @@ def _reward(draft: Draft) -> None:
     url, label = draft.values.get("reward.remote_url"), draft.values.get("data.label_key")
     if isinstance(url, str) and url.endswith(".py"):
         given = f"data.get({label!r})" if label else "None"
-        if label in ANSWERS:  # columns of these names become `answer`
+        if label in ANSWERS:  # areal renames these columns to `answer`
             given = f'data.get({label!r}, data.get("answer"))'
         what = "OpenRLHF's reward function, called for one answer at a time"
         draft.write_rewards(what, "", {"reward": _CALLED.format(label=given)}, url)
@@ -281,7 +281,7 @@ def _offline(trainer: str, rows: str, more: Callable[[Draft], None]) -> Callable
 def _sft(draft: Draft) -> None:
     draft.set("train_dataset.train_on", "assistant" if draft.values.get("data.multiturn") else "last")
     columns = {"prompt": draft.values["data.input_key"], "response": draft.values.get("data.output_key")}
-    if draft.values.get("data.output_key") is None:  # one column has the whole conversation
+    if draft.values.get("data.output_key") is None:  # one column contains the whole conversation
         columns = {"messages": draft.values["data.input_key"]}
     draft.pick_columns(columns, "data.input_key")
 

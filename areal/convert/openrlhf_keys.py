@@ -1,4 +1,4 @@
-"""OpenRLHF's keys: what becomes of each, their defaults, and their older names."""
+"""OpenRLHF's keys: the rule of each, their defaults, and their older names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ANSWERS = ("answer", "response", "completion", "output", "solution")
 
 
 def _files(value: Any) -> Any:
-    """Return one data set, or a list. ``NAME@FOLDER``: the files below a folder of a data set of the hub."""
+    """Return one data set, or a list. Raises ValueError for ``NAME@FOLDER``, a folder of a data set of the hub."""
     if "@" in str(value):
         raise ValueError("NAME@FOLDER is not read: name its files, or NAME:CONFIGURATION:SPLIT")
     return files(value)
@@ -394,7 +394,7 @@ _RENAMED: Mapping[str, str] = {
 }
 
 
-# Keys that a rule with ``.*`` is for.
+# Keys without a rule of their own: a rule with ``.*`` applies to them.
 _BELOW = """
 ds.zero_stage ds.deepcompile ds.zpg ds.use_liger_kernel ds.grad_accum_dtype ds.overlap_comm ds.tensor_parallel_size
 vllm.sync_backend vllm.sync_with_ray vllm.enable_sleep vllm.enable_prefix_caching
@@ -402,8 +402,8 @@ vllm.sync_backend vllm.sync_with_ray vllm.enable_sleep vllm.enable_prefix_cachin
 
 
 def older(rules: Mapping[str, Rule], own: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the present names by the older ones: with underscores for dots, or without what is before the last dot,
-    where that is one key alone; else as the tables say."""
+    """Return the present names by the older ones, which have underscores for dots, or only the part after the last dot
+    if no other key has the same. The tables name the others."""
     dotted = [*(key for key in rules if "." in key and not key.endswith("*")), *_BELOW.split()]
     last = Counter(key.rpartition(".")[2] for key in dotted)
     short = {key.rpartition(".")[2]: key for key in dotted}
@@ -420,7 +420,7 @@ PPO_RENAMED: Mapping[str, str] = {
     "actor_learning_rate": "actor.adam.lr",
     "critic_learning_rate": "critic.adam.lr",
     **{
-        name: f"actor.{key} critic.{key}"  # were of both
+        name: f"actor.{key} critic.{key}"  # older versions had one for both
         for name, key in {
             "adam_betas": "adam.betas",
             "l2": "adam.weight_decay",

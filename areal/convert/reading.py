@@ -1,4 +1,4 @@
-"""Reads the keys of a configuration: those of a YAML file, and those of a command's words."""
+"""Reads the keys of a configuration from a YAML file, or from the words of a command."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from areal.resources.yaml_io import load_documents
 
 
 class Unread(ArealError):
-    """A file in which no configuration is found."""
+    """No configuration was found in a file, or it cannot be read."""
 
 
 def read_yaml(
     text: str, name: str, *, nested: bool = True, environment: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, object]:
-    """Return the leaves of a YAML document, by keys with dots; with ``nested`` false, its top level."""
+    """Return a YAML document's values by dotted keys, or its top level if ``nested`` is false. Raises Unread."""
     document = load_yaml(text, name)
     leaves = flat(document) if nested else ((str(key), _leaf(value)) for key, value in document.items())
     return {key: value for key, value in without_references(dict(leaves), environment).items() if value != _MISSING}
 
 
 def load_yaml(text: str, name: str) -> dict[str, Any]:
-    """Return the map of a YAML document, whose scalars follow YAML 1.1, as for the frameworks. Raises Unread, also for
-    a key that is there twice: some frameworks refuse that, and others take the last."""
+    """Return the mapping of a YAML document by YAML 1.1, which the frameworks use. Raises Unread, also for a key that
+    occurs twice: some frameworks refuse that, and others use the last value."""
     problems = Problems()
     load_documents(text, name, problems)
     try:
@@ -44,11 +44,11 @@ def load_yaml(text: str, name: str) -> dict[str, Any]:
     return document
 
 
-_MISSING = "???"  # OmegaConf's value of a key that the user has to give
+_MISSING = "???"  # OmegaConf's value of a key that the user must set
 
 
 def without_references(keys: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, object]:
-    """``keys`` with references replaced, also those to the ``environment``, but for those that lead nowhere."""
+    """Return ``keys`` with OmegaConf's references to other keys and to the ``environment`` resolved, if they can be."""
     known = {**{f"{_ENVIRONMENT}{variable}": value for variable, value in environment.items()}, **keys}
     return {key: _leaf(_resolved(value, key, known)) for key, value in keys.items()}
 
@@ -59,8 +59,9 @@ _MOST_REFERENCES = 10
 
 
 def _resolved(given: Any, key: str, keys: Mapping[str, object]) -> Any:
-    """Return the value of ``key`` with OmegaConf's ``${other.key}``, ``${.key}`` beside it, ``${oc.env:NAME}`` and
-    ``${oc.select:key,default}`` replaced; a default is text. ``given`` where a reference leads nowhere."""
+    """Return the value of ``key`` with its references resolved: OmegaConf's ``${other.key}``, ``${.key}`` (in the same
+    section), ``${oc.env:NAME}`` and ``${oc.select:key,default}``, whose default is text. Return ``given`` if a
+    reference cannot be resolved."""
     value = given
     for _ in range(_MOST_REFERENCES):
         if not isinstance(value, str) or (match := _REFERENCE.search(value)) is None:
@@ -74,8 +75,8 @@ def _resolved(given: Any, key: str, keys: Mapping[str, object]) -> Any:
 
 
 def _absolute(reference: str, key: str) -> str:
-    """Return the key to which OmegaConf's ``reference`` in the value of ``key`` leads: its first dot is the mapping
-    that has ``key``, and each further dot the one above. Empty above the top level."""
+    """Return the key that OmegaConf's ``reference`` in the value of ``key`` names. Its first dot stands for the section
+    of ``key``, and each further dot for the next outer one. Empty above the top level."""
     name = reference.lstrip(".")
     steps, up = key.split("."), len(reference) - len(name)
     if up == 0:
@@ -84,6 +85,7 @@ def _absolute(reference: str, key: str) -> str:
 
 
 def flat(document: Mapping[str, object], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a nested document with their values."""
     for key, value in document.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{before}{key}.")
@@ -96,8 +98,8 @@ def _leaf(value: Any) -> Any:
 
 
 def flags(words: Sequence[str], name: str) -> dict[str, object]:
-    """``--key value``, ``--key=value``, ``--key`` alone (true), ``--no_key`` (false) and ``--key v1 v2`` (a list), as
-    argparse reads them. Dashes in a key are underscores. A YAML file before them is ``config``."""
+    """Read options as argparse does: ``--key value``, ``--key=value``, ``--key`` (true), ``--no_key`` (false) and
+    ``--key v1 v2`` (a list). Dashes become underscores. A YAML file before them is ``config``. Raises Unread."""
     found: dict[str, object] = {}
     key = ""
     for word in words:
@@ -129,12 +131,12 @@ def _unread_word(word: str, form: str, name: str) -> Unread:
 
 
 def assignments(words: Sequence[str], name: str) -> dict[str, object]:
-    """``key=value`` words, as Hydra reads them: ``+key`` adds, ``~key`` removes."""
+    """Read ``key=value`` and ``+key=value`` as Hydra does, and Hydra's own options (``--``). Raises Unread."""
     found: dict[str, object] = {}
     flag = ""
     for word in words:
         key, equals, value = word.partition("=")
-        if flag or (equals and word.startswith("--")):  # of Hydra itself: --config-name NAME, or with "="
+        if flag or (equals and word.startswith("--")):  # an option of Hydra: --config-name NAME, or with "="
             found[flag or key], flag = word if flag else value, ""
         elif word.startswith("--"):
             flag = word
@@ -146,10 +148,11 @@ def assignments(words: Sequence[str], name: str) -> dict[str, object]:
 
 
 def typed(text: str) -> Any:
-    """Return the value as YAML reads it: numbers, booleans, lists; other text unchanged. ``1e-6`` is a number."""
+    """Return the value of a text as YAML reads it: number, boolean or list, and other text unchanged. Differs from YAML
+    1.1 in ``1e-6`` and ``010``, which are decimal numbers, and in ``1:30`` and dates, which stay text."""
     if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", text):
         return float(text)
-    if re.fullmatch(r"[+-]?0\d+", text):  # YAML 1.1 reads it to base 8, and 1:30 to base 60
+    if re.fullmatch(r"[+-]?0\d+", text):  # YAML 1.1 reads octal numbers, and 1:30 to base 60
         return int(text)
     if re.fullmatch(r"\d+(:\d+)+(\.\d*)?", text) or "#" in text:  # which is no comment
         return text

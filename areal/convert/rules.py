@@ -1,7 +1,7 @@
-"""What becomes of a key of another framework's configuration, as tables of rules, and the conversion by a table.
+"""The rules for the keys of another framework, and the conversion by a table of them.
 
-A key is *mapped* to one of ours with the same meaning, *ignored* because it does not change what is learned, *lossy*
-because it does and there is nothing like it here, or *refused* because the converted job would be another one.
+A key is *mapped* to a key of areal with the same meaning, *ignored* if it does not change what the model learns,
+*lossy* if it does and areal has no counterpart, or *refused* if the converted job would be a different one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from areal.convert.drafts import Draft, Entry, Fate
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import closest
 
-_NAMES = ("experiment_name", "trial_name", "stats_logger")  # of a run: they change nothing that is learned
+_NAMES = ("experiment_name", "trial_name", "stats_logger")  # they do not change what the model learns
 _UNSET = re.compile(r"\$\{?(\w+)")
 _INTERPOLATED = re.compile(r"\$\{(?:[\w.]*\.[\w.]*|[\w.]+:(?![-=+?\d])[^}]*)\}")  # of OmegaConf
 _OUTPUT = re.compile(r"\$\(|^`.*`$")
@@ -23,7 +23,7 @@ Translate = Callable[[Any], Any]
 
 
 class NotLiteral(str):
-    """The text of a value in code, which is not known without running it, with a ``note`` of its place."""
+    """The text of an expression that only the running script can evaluate. ``note``: its position and what to do."""
 
     note: str
 
@@ -35,8 +35,9 @@ class NotLiteral(str):
 
 @dataclass(frozen=True)
 class Rule:
-    """``target``: our key, which ``convert`` sets, or ``Framework.finish`` where it ``is_joint``. ``neutral``: values
-    that ask for nothing: their key is ignored. ``translate`` raises ValueError for a value without a counterpart."""
+    """The rule for a key of the source. ``target``: the key of areal, which ``convert`` sets, or ``Framework.finish``
+    if it ``is_joint``. ``neutral``: values that have no effect, so that the key is ignored. ``translate`` raises
+    ValueError for a value without a counterpart."""
 
     fate: Fate
     target: str = ""
@@ -46,7 +47,7 @@ class Rule:
     is_joint: bool = False
 
     def entry(self, key: str, value: Any) -> tuple[Entry, Any]:
-        """Return the entry, and the value of the target."""
+        """Return the entry of a key with this value, and the value of its target."""
         if value in self.neutral:
             return Entry(key, value, Fate.IGNORED, note="it asks for nothing"), None
         if self.fate is not Fate.MAPPED or self.translate is None:
@@ -59,38 +60,41 @@ class Rule:
 
 
 def to(target: str, translate: Translate | None = None, note: str = "", neutral: tuple[Any, ...] = ()) -> Rule:
-    """Return the rule of a key that is ours under another name."""
+    """Return a rule that maps a key to ``target``."""
     return Rule(Fate.MAPPED, target, note, translate, neutral)
 
 
 def joint(target: str, translate: Translate | None = None, note: str = "", neutral: tuple[Any, ...] = ()) -> Rule:
-    """``Framework.finish`` sets the target, from several keys."""
+    """Return the rule of a key whose target ``Framework.finish`` sets, together with other keys."""
     return replace(to(target, translate, note, neutral), is_joint=True)
 
 
 def ignored(note: str) -> Rule:
+    """Return the rule of a key that does not change what the model learns."""
     return Rule(Fate.IGNORED, note=note)
 
 
 def lossy(note: str, *neutral: Any) -> Rule:
+    """Return the rule of a key without a counterpart. ``neutral`` values have no effect."""
     return Rule(Fate.LOSSY, note=note, neutral=(None, *neutral))
 
 
 def refused(note: str, *neutral: Any) -> Rule:
+    """Return the rule of a key that makes the job a different one. ``neutral`` values have no effect."""
     return Rule(Fate.REFUSED, note=note, neutral=(None, *neutral))
 
 
 def alike(rule: Rule, keys: str, prefix: str = "") -> dict[str, Rule]:
-    """Return the same rule for several ``keys``, words of a text, below ``prefix``."""
+    """Return one rule for several ``keys``, separated by spaces, of the section ``prefix``."""
     return {f"{prefix}.{key}" if prefix else key: rule for key in keys.split()}
 
 
 @dataclass(frozen=True)
 class Framework:
-    """A trainer of a framework. ``rules``: by key; one that ends with ``.*`` is for all below. ``defaults``: the
-    framework's own, of keys that have a meaning here. ``finish``: what several keys say together. ``aliases``: the
-    present name of a key by an older one, or several names with spaces between them. ``switches``: by the beginning of
-    keys, the key that turns them on: where that is false, those without a rule of their own ask for nothing."""
+    """One trainer of a framework. ``rules``: by key; a name that ends with ``.*`` applies to a whole section.
+    ``defaults``: those of the framework, for the keys that have an effect. ``finish``: sets what depends on several
+    keys. ``aliases``: the present name of an older key, or several, separated by spaces. ``switches``: by the prefix of
+    keys, the key that enables them; if it is false, keys without a rule of their own are ignored."""
 
     name: str
     rules: Mapping[str, Rule]
@@ -119,15 +123,14 @@ class Framework:
 
 
 def convert(source: Framework, given: Mapping[str, object]) -> Draft:
-    """Return the conversion of ``given``, keys with dots and their values. Defaults of the source are set as if they
-    were given, without an entry: a framework's default is part of what its users run. So is the default of a key whose
-    value cannot be used, which is refused."""
+    """Convert ``given``, the values of the source by dotted keys. The framework's defaults are converted too, without
+    an entry, because they are part of what its users run. The default replaces a refused value."""
     entries, targets, unusable = [], dict[str, object](), set[str]()
     older = {name: key for key in given if key in source.aliases for name in source.aliases[key].split()}
     named: dict[str, object] = {}
     for key, value in given.items():
         for name in source.aliases.get(key, key).split():
-            if value is not None or name not in named:  # null under one name leaves what another one says
+            if value is not None or name not in named:  # null does not override the value of another name
                 named[name] = value
     given = named
     values = {**source.defaults, **given}
@@ -158,7 +161,7 @@ def convert(source: Framework, given: Mapping[str, object]) -> Draft:
         draft.set(target, value)
     source.finish(draft)
     for model in (draft.config.get(name, {}) for name in ("actor", "critic")):
-        if "optimizer" in model:  # frameworks do not warm up by default; areal does for a thousandth of the steps
+        if "optimizer" in model:  # areal's default is a thousandth of the steps
             model["optimizer"].setdefault("warmup_steps_proportion", 0.0)
     if draft.config.get("total_train_steps") is not None:
         draft.config.pop("total_train_epochs", None)
@@ -171,7 +174,7 @@ def convert(source: Framework, given: Mapping[str, object]) -> Draft:
 
 
 def _fault(key: str, value: Any, default: Any) -> str:
-    """Return why the value cannot be used; "" where no fault is found."""
+    """Return why the value cannot be used, or ""."""
     if isinstance(value, str) and (unresolved := _INTERPOLATED.search(value)) is not None:
         return f"{unresolved[0]} is not resolved here: add {key}=VALUE"
     if isinstance(value, str) and (unset := _UNSET.search(value)) is not None:
@@ -194,21 +197,21 @@ def _is_number(value: Any) -> bool:
 
 
 def number(value: Any) -> float:
-    """Return a translation of finite numbers."""
+    """Return a finite number. Raises ValueError."""
     if not _is_number(value):
         raise ValueError(f"it must be a number, not {value!r}")
     return float(value) if isinstance(value, float) else int(value)
 
 
 def pair(value: Any) -> list[float]:
-    """Return a translation of two numbers."""
+    """Return a list of two numbers. Raises ValueError."""
     if not isinstance(value, list | tuple) or len(value) != 2 or not all(map(_is_number, value)):
         raise ValueError(f"it must be two numbers, not {value!r}")
     return list(value)
 
 
 def whole(least: int) -> Translate:
-    """Return a translation of whole numbers from ``least`` on."""
+    """Return a translation of whole numbers that are at least ``least``."""
 
     def translate(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -223,10 +226,13 @@ def optional(value: Any) -> int | None:
 
 
 def period(value: Any) -> int | None:
+    """Return a number of steps; None for -1, 0 and null, which mean never."""
     return None if value is None or whole(-1)(value) < 1 else value
 
 
 def choice(**choices: Any) -> Translate:
+    """Return a translation of names to the values of ``choices``."""
+
     def translate(value: Any) -> Any:
         name = "no" if value is False and "no" in choices else str(value)  # YAML reads `no` as false
         if name not in choices:
@@ -237,7 +243,7 @@ def choice(**choices: Any) -> Translate:
 
 
 def files(value: Any) -> Any:
-    """Return one data set, or a list: they are read one after the other."""
+    """Return one data set, or a list of data sets that are read one after the other. Raises ValueError."""
     names = value.split(",") if isinstance(value, str) else list(value)
     if not names or not all(isinstance(each, str) and each.strip() for each in names):
         raise ValueError(f"it names no data set: {value!r}")

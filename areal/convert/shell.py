@@ -1,9 +1,9 @@
 """The commands of a shell script that run a trainer.
 
-Assignments of variables (``N=8``, ``${N}``, ``${1:-8}``, ``$((N * 2))``, ``A=(...)``, ``A+=...``), the branch of an
-``if`` or ``case`` that compares known values, the commands, and the files beside the script that it sources or runs
-are read. All branches of another ``if`` or ``case`` are read: what they set differently is unknown. Nothing is
-executed.
+Four things are read: assignments of variables (``N=8``, ``${N}``, ``${1:-8}``, ``$((N * 2))``, ``A=(...)``,
+``A+=...``), the commands, the files beside the script that it sources or runs, and of an ``if`` or ``case`` that
+compares known values the branch that runs. If the values are not known, all branches are read, and a variable that they
+set differently is unknown. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from areal.dataclasses import dataclass, field
 
 _DECLARED = r"(?:(?:export|readonly|local|declare|typeset)\s+(?:-\w+\s+)*)?"
 _ASSIGNMENT = re.compile(rf"^\s*{_DECLARED}([A-Za-z_]\w*)(\+?)=(.*)$", re.DOTALL)
-_CHANGED = re.compile(r"^\s*(?:for|select|let|unset|read(?:\s+-\S+)*|\(\()\s*([A-Za-z_]\w*)")  # by what is not read
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|\d)(?:(:?)-([^${}]*))?\}|\$([A-Za-z_]\w*|\d)")  # of nested ones the inner
+_CHANGED = re.compile(r"^\s*(?:for|select|let|unset|read(?:\s+-\S+)*|\(\()\s*([A-Za-z_]\w*)")  # values are not followed
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|\d)(?:(:?)-([^${}]*))?\}|\$([A-Za-z_]\w*|\d)")  # the innermost one
 _ARRAY = re.compile(r"\$\{([A-Za-z_]\w*)\[@\]\}")
 _ARRAY_AS_TEXT = re.compile(
     r"\$\{#([A-Za-z_]\w*)\[[@*]\]\}|^(\s*[A-Za-z_]\w*=)\"?\$\{([A-Za-z_]\w*)\[[@*]\]\}\"?(?=\s*$)"
@@ -39,8 +39,8 @@ _OPERATORS[ast.Mod] = operator.mod
 
 class Command(NamedTuple):
     """A command that runs a trainer. ``program``: the match of its name. ``launcher``: the words before it. ``first``
-    and ``last``: its lines in the script. ``rest``: the number and text of a line whose words look like its own, and
-    which a comment separates from it."""
+    and ``last``: its lines in the script. ``rest``: the number and the text of a later line that looks like a part of
+    the command, but which a comment separates from it."""
 
     program: re.Match[str]
     launcher: list[str]
@@ -51,13 +51,13 @@ class Command(NamedTuple):
 
 
 def script_commands(text: str, programs: re.Pattern[str], environment: Mapping[str, str], name: str) -> list[Command]:
-    """Return the commands that run one of ``programs``: a pattern of a word, or of two words with a space between them.
-    Raises Unread for one that cannot be read."""
+    """Return the commands that run one of ``programs``, which match one word, or two with a space between them. Raises
+    Unread for a command that cannot be read."""
     return _commands(text, programs, _Shell(dict(environment), {}, set(environment)), [Path(name)])
 
 
 def _commands(text: str, programs: re.Pattern[str], shell: _Shell, within: Sequence[Path]) -> list[Command]:
-    """Return the commands of a file. ``within``: the script, and the files below it down to this one."""
+    """Return the commands of a file. ``within``: the script and each file that it runs, down to this one."""
     name, found, is_cut = str(within[-1]), list[Command](), False
     for line in _taken(_PRINTED_FOLDER.sub("$PWD", text), shell):
         place = shell.place
@@ -96,8 +96,8 @@ _MOST_CHARACTERS = 1 << 20
 
 
 def _of_file(line: str, programs: re.Pattern[str], shell: _Shell, within: Sequence[Path]) -> list[Command]:
-    """Return the commands of a file beside the script, which ``line`` sources, or runs with what is exported. Files
-    that read their arguments in a loop are not followed."""
+    """Return the commands of a file beside the script that ``line`` sources, or runs with the exported variables. A
+    file that reads its arguments in a loop is not followed."""
     try:
         called = next(iter(_commands_of(line, shell, _FILE, str(within[-1]))), None)
     except Unread:
@@ -123,15 +123,14 @@ def _of_file(line: str, programs: re.Pattern[str], shell: _Shell, within: Sequen
 
 
 def _beside(name: str, script: Path) -> Path | None:
-    """Return the file of this name in the working folder or that of ``script``: there also where the folder that
-    ``name`` begins with is not known."""
+    """Return the file ``name`` in the working directory or in that of ``script``. If ``name`` has an unknown variable,
+    its last part beside ``script`` is tried too."""
     unknown = [script.parent / name.rpartition("/")[2]] if "$" in name else []
     return next((each for each in (Path(name), script.parent / name, *unknown) if each.is_file()), None)
 
 
 def _one_word(text: str) -> str | None:
-    """Return the value of an assignment; None if more than one word follows: the rest of the line is a command. The
-    output of a command is not known: its text stays."""
+    """Return the value of an assignment, or None if a command follows it. A command as the value stays as it is."""
     if re.fullmatch(r"`[^`]*`|\$\(.*\)", text) is not None:
         return text
     try:
@@ -142,6 +141,7 @@ def _one_word(text: str) -> str | None:
 
 
 def _command(words: Sequence[str], programs: re.Pattern[str], name: str) -> Command | None:
+    """Return the command whose program the words name, also within ``bash -c "..."``; None if they name none."""
     for at in range(len(words) - 1, -1, -1):
         if " " in words[at].strip() and programs.search(words[at]) is not None:  # bash -c "..."
             try:
@@ -168,7 +168,7 @@ _COMPARED["ge"] = operator.ge
 
 
 def _clauses(line: str) -> list[str]:
-    """Return the clauses of an ``if``, of ``[ test ] && command`` and of ``A=1; B=2`` as lines of their own."""
+    """Split a line into its clauses: those of an ``if``, of ``[ test ] && command``, and of ``A=1; B=2``."""
     short = _SHORT.match(line)
     if short is not None:
         then, either, otherwise = short[3].partition(" || ") if _ASSIGNMENT.match(short[3]) else (short[3], "", "")
@@ -196,8 +196,9 @@ def _clauses(line: str) -> list[str]:
 
 @dataclass
 class _Shell:
-    """What a script has set so far. Lists are replaced, not changed. ``arrays``: the array ``@`` has the arguments of
-    a file. ``exported``: names of variables; ``-a`` for all. ``place``: of the present line."""
+    """The variables and arrays that a script has set so far. An array is replaced when it changes, because copies share
+    it; the array ``@`` contains the arguments of a file. ``exported``: names of variables, or ``-a`` for all.
+    ``place``: the position of the present line."""
 
     variables: dict[str, str]
     arrays: dict[str, list[str]]
@@ -211,15 +212,15 @@ class _Shell:
         self.variables, self.arrays = dict(other.variables), dict(other.arrays)
 
     def array_as_text(self, found: re.Match[str]) -> str:
-        """Return the number of elements of an array, or its elements in the value of a variable."""
+        """Return the number of an array's elements, or the elements as the value of a variable."""
         elements = self.arrays.get(found[1] or found[3])
         if elements is None:
             return found[0]
         return str(len(elements)) if found[1] else f"{found[2]}{shlex.quote(shlex.join(elements))}"
 
     def merge(self, ends: Sequence[_Shell], cause: str) -> None:
-        """Become what holds after one of several branches. What they set differently has a reference to ``cause``, the
-        variable that decides, as its value."""
+        """Take the state after several branches, one of which has run. The value of a variable that they set
+        differently is a reference to ``cause``, the variable that decides between them."""
         self.become(ends[0])
         if cause and len(ends) > 1:
             self.variables[cause] = f"${{{cause}}}"
@@ -235,7 +236,7 @@ class _Shell:
 
 
 def _options(words: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return ``key=value`` words, and ``--key`` words with the values that follow, each as a tuple."""
+    """Group words into options: ``key=value``, or ``--key`` with the values that follow it."""
     found = list[tuple[str, ...]]()
     for word in words:
         if found and found[-1][0].startswith("--") and "=" not in found[-1][0] + word and not word.startswith("--"):
@@ -246,15 +247,16 @@ def _options(words: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _unknown(option: Sequence[str], cause: str) -> Sequence[str]:
+    """Return an option with a reference to ``cause`` in place of its value; a word without a value stays."""
     key, equals, _ = option[0].partition("=")
     return [f"{key}=${{{cause}}}"] if equals or key.startswith("--") else option
 
 
 @dataclass
 class _Branches:
-    """An ``if``, or a ``case`` of ``word``. ``cause``: the variable that decides. ``ends``: what holds after the
-    branches so far. ``live``: whether the present one may run, and ``certain``: whether it does; ``settled``: whether
-    no other branch can."""
+    """The branches of an ``if``, or of a ``case`` of ``word``. ``cause``: the variable that decides. ``ends``: the
+    states after the branches that may have run. ``live``: the present branch may run; ``certain``: it runs;
+    ``settled``: no later branch runs."""
 
     before: _Shell
     cause: str
@@ -265,7 +267,7 @@ class _Branches:
     ends: list[_Shell] = field(default_factory=list)
 
     def begin(self, shell: _Shell, chosen: bool | None) -> None:
-        """End the present branch and begin the next, which is ``chosen`` (None: not known)."""
+        """End the present branch and begin the next. ``chosen``: whether it runs; None if that is not known."""
         if self.live:
             self.ends.append(shell.copy())
         shell.become(self.before)
@@ -274,15 +276,16 @@ class _Branches:
         self.settled = self.settled or chosen is True
 
     def end(self, shell: _Shell) -> None:
+        """End the last branch, and merge the states of all that may have run."""
         self.begin(shell, False)
-        if not self.settled and (self.word is None or not self.ends):  # a case matches one of its patterns
+        if not self.settled and (self.word is None or not self.ends):  # one pattern of a case always matches
             self.ends.append(self.before)
         shell.merge(self.ends or [self.before], self.cause)
 
 
 def _taken(text: str, shell: _Shell) -> Iterator[str]:
-    """Yield the lines that may run, as far as the conditions of ``if`` and ``case`` are known. The caller changes
-    ``shell`` while this iterates."""
+    """Yield the lines that may run. A condition of ``if`` or ``case`` that is known excludes the other branches. The
+    caller updates ``shell`` between the lines."""
     stack: list[_Branches] = []
     in_function = False  # whose arguments are others than the script's
     for place, line in ((whole, clause) for whole in _lines(text) for clause in _clauses(whole.text)):
@@ -318,11 +321,11 @@ def _taken(text: str, shell: _Shell) -> Iterator[str]:
 
 
 _FUNCTION = re.compile(r"\s*(?:function\s+[\w-]+|[\w-]+\s*\(\))[^}]*$")
-_FAILS = re.compile(r"\s*exit\s+[^0;\s]")  # what an argument of the script may change: what follows is read
+_FAILS = re.compile(r"\s*exit\s+[^0;\s]")  # usually a check of arguments: the script is read on
 
 
 def _cause(line: str, variables: Mapping[str, str]) -> str:
-    """Return the first variable of a condition that is not known; "" for none."""
+    """Return the first unknown variable of a condition, or ""."""
     names = (match[1] or match[4] for text in (_expanded(line, variables), line) for match in _VARIABLE.finditer(text))
     return next((name for name in names if not name.isdigit() and "$" in variables.get(name, "$")), "")
 
@@ -333,13 +336,13 @@ def _word_of_case(line: str, variables: Mapping[str, str]) -> str:
 
 
 def _matches(word: str, patterns: str) -> bool | None:
-    """Return whether ``word`` matches one of the ``patterns`` of a ``case``; None if it is not known."""
+    """Return whether ``word`` matches one of the ``patterns`` of a ``case``; None if that is not known."""
     each = [pattern.strip().strip("\"'") for pattern in patterns.split("|")]
     return True if "*" in each else None if "$" in word else any(fnmatch.fnmatchcase(word, it) for it in each)
 
 
 def _holds(line: str, variables: Mapping[str, str]) -> bool | None:
-    """Return whether comparisons, or tests for an empty text or a file, hold; None for another condition."""
+    """Return whether a condition holds; None if it is not a comparison, or a test for an empty text or a file."""
     test = _TEST.match(line)
     if test is None or re.search(r"[{(]\s", test[1]) is not None:
         return None
@@ -353,6 +356,7 @@ def _holds(line: str, variables: Mapping[str, str]) -> bool | None:
 
 
 def _compares(text: str, variables: Mapping[str, str]) -> bool | None:
+    """Return whether one test holds; None if that is not known."""
     try:
         words = shlex.split(_expanded(text, variables))
     except ValueError:
@@ -379,11 +383,11 @@ def _compares(text: str, variables: Mapping[str, str]) -> bool | None:
     return (words[0] == words[2]) == (words[1] != "!=") if words[1] in ("=", "==", "!=") else None
 
 
-_ARRAY_BEGINS = re.compile(rf"\s*{_DECLARED}[A-Za-z_]\w*\+?=\$?\(")  # or the output of a command
+_ARRAY_BEGINS = re.compile(rf"\s*{_DECLARED}[A-Za-z_]\w*\+?=\$?\(")  # or the output of a command, with =$(
 
 
 class _Line(NamedTuple):
-    """A logical line, of the lines from ``first`` to ``last``. ``is_cut``: a comment ends it behind a backslash."""
+    """A logical line: the lines ``first`` to ``last`` of the file. ``is_cut``: a comment after a backslash ends it."""
 
     text: str
     first: int = 0
@@ -392,8 +396,8 @@ class _Line(NamedTuple):
 
 
 def _lines(text: str) -> Iterator[_Line]:
-    """Yield logical lines: a backslash, an open bracket of an array, an open quote of a variable or of a long command
-    continues one. Comments within brackets and quotes are left out; behind a backslash a comment ends the line."""
+    """Yield logical lines. A line continues after a backslash, in an open array, and in an open quote of a variable or
+    of a command of several lines. Comments in arrays and quotes are removed. After a backslash they end the line."""
     parts: list[str] = []
     first = last = 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -440,8 +444,8 @@ _SUBSHELL = re.compile(r"^\s*\((?!\()(.*)\)", re.DOTALL)
 
 def _words(line: str, shell: _Shell, name: str) -> list[list[str]]:
     """Return the words of each command of a line, without redirections."""
-    # A variable outside quotes becomes several words: it is marked, as quotes are gone after the split. So is a # in a
-    # word, which begins no comment.
+    # A variable outside of quotes becomes several words. It is marked, because the split removes the quotes. So is a #
+    # within a word, which begins no comment.
     line = _ALONE.sub("\x00\\1\x00", f" {_calculated(line, shell.variables)}")
     try:
         split = shlex.split(re.sub(r"(?<=[^\s;&|])#", "\x01", line), comments=True)
@@ -474,7 +478,7 @@ def _words(line: str, shell: _Shell, name: str) -> list[list[str]]:
 
 
 def _commands_of(line: str, shell: _Shell, programs: re.Pattern[str], name: str) -> list[Command]:
-    """Return the commands of a line that run one of ``programs``: none that are printed."""
+    """Return the commands of a line that run one of ``programs``. A command that is only printed is none."""
     each_words = (words for words in _words(_SUBSHELL.sub(r"\1", line), shell, name) if words[:1] not in _PRINTING)
     found = (_command(words, programs, name) for words in each_words)
     return [each for each in found if each is not None]
@@ -484,13 +488,15 @@ _PRINTING = (["echo"], ["printf"])
 
 
 def _expanded(text: str, variables: Mapping[str, str]) -> str:
+    """Replace variables and ``$((...))`` by their values; unknown variables stay."""
+
     def value(match: re.Match[str]) -> str:
         known = variables.get(match[1] or match[4])
         if match[3] is not None and (known is None or (not known and match[2])):
             return match[3]
         return match[0] if known is None else known
 
-    for _ in range(8):  # a default may have a variable itself
+    for _ in range(8):  # a default may contain a variable
         replaced = _calculated(_VARIABLE.sub(value, text), variables)
         if replaced == text:
             break
@@ -499,7 +505,7 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _calculated(text: str, variables: Mapping[str, str]) -> str:
-    """``text`` with the value of each ``$((...))`` that can be computed, else with the variable that is not known."""
+    """Replace each ``$((...))`` by its value, or by the first unknown variable in it."""
 
     def value(match: re.Match[str]) -> str:
         names = _NAME.sub(lambda each: variables.get(each[1], f"${{{each[1]}}}"), _expanded(match[1], variables))
@@ -515,6 +521,7 @@ def _calculated(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _number(node: ast.expr) -> int:
+    """Return the value of an integer expression. Raises ValueError for any other."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:

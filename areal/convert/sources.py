@@ -1,4 +1,4 @@
-"""The frameworks that ``areal convert`` reads: how a command of each is found and read, and its trainers."""
+"""The frameworks that ``areal convert`` reads: how their commands are found, and their trainers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _LAUNCHER = ("nproc_per_node", "nnodes", "num_processes", "num_machines", "num_g
 
 @dataclass(frozen=True)
 class SourceFormat:
-    """A framework. ``programs``: a pattern whose last group that matches names the trainer, in the words of
-    ``called``. ``read``: the keys of a command's words. ``readable``: what can be read, in words. ``nested``: whether
-    keys of a YAML file have dots. ``trainer_of``: the trainer of a YAML file by its keys, "" where they do not show
-    it."""
+    """How the files of a framework are read. ``programs``: a pattern of its commands, whose last group that matches is
+    a key of ``called``, which names the trainer. ``read``: converts the words of a command to keys. ``readable``: for
+    errors. ``nested``: keys of a YAML file have dots. ``trainer_of``: the trainer of a YAML file by its keys, or ""."""
 
     trainers: Mapping[str, Framework]
     programs: re.Pattern[str]
@@ -36,9 +35,9 @@ class SourceFormat:
     def of_script(
         self, text: str, environment: Mapping[str, str], name: str, trainer: str | None, line: int | None
     ) -> tuple[Command, list[Entry]]:
-        """Return the command at ``line``, else the last of ``trainer``, else the last; with ``trainer`` also one of a
-        script of its own. And what is not read beside it. Raises Unread."""
-        if name.endswith(".py"):  # its docstring shows its commands
+        """Return the command at ``line``, or the last one of ``trainer`` (also a script of the user's own), or the
+        last; and entries for what is not read beside it. Raises Unread."""
+        if name.endswith(".py"):  # its docstring contains the commands
             text = _docstring(text, name)
         found = script_commands(text, self.programs, environment, name)
         scripts = [] if found else script_commands(text, _ANY_SCRIPT, environment, name)
@@ -58,12 +57,12 @@ class SourceFormat:
         return command, _beside(command, found)
 
     def trainer(self, command: Command) -> str | None:
-        """Return the trainer that a command runs; None for that of another script."""
+        """Return the trainer that a command runs, or None for a script of the user's own."""
         return self.called.get(command.program[command.program.lastindex or 0])
 
 
 def _docstring(text: str, name: str) -> str:
-    """Return the docstring of a Python script as it is written, at its lines."""
+    """Return the docstring of a Python script with its line numbers unchanged."""
     tree = syntax_tree(text, name)
     if ast.get_docstring(tree) is None:
         return ""
@@ -77,7 +76,7 @@ def _place(command: Command) -> str:
 
 
 def _beside(command: Command, found: Sequence[Command]) -> list[Entry]:
-    """Return what is not read beside ``command``: the other commands, and what a comment separates from it."""
+    """Return entries for the other commands, and for what a comment separates from ``command``."""
     others = [_place(each) for each in found if each is not command]
     note = f"{_place(command)} is read; --line N reads another"
     entries = [Entry("other commands", others, Fate.IGNORED, note=note)] if others else []
@@ -92,14 +91,14 @@ _ANY_SCRIPT = re.compile(r"(?:(?:^|(?<= ))[\w./~-]+\.(?:py|sh)|(?<=-m )\w+(?:\.\
 
 
 def _full(key: str, framework: Framework) -> str:
-    """Return the one known key that ``key`` begins, as argparse does; else ``key``."""
+    """Return the known key that ``key`` abbreviates, as argparse does; ``key`` if there are none or several."""
     known = {*framework.rules, *framework.aliases}
     begun = {framework.aliases.get(each, each) for each in known if each.startswith(key)}
     return key if key in known or len(begun) != 1 else begun.pop()
 
 
 def _launched(command: Command, name: str) -> dict[str, object]:
-    """Return the number of processes, of the words before the program."""
+    """Return the launcher's options that set the number of processes."""
     first = next((at for at, word in enumerate(command.launcher) if word.startswith("--")), len(command.launcher))
     given = flags([word for word in command.launcher[first:] if word not in ("-m", "--")], name)
     slots = [each.partition(":")[2] for each in str(given.get("include", "")).split("@")]  # of deepspeed, by host
@@ -109,6 +108,7 @@ def _launched(command: Command, name: str) -> dict[str, object]:
 
 
 def _of_verl(keys: Mapping[str, object]) -> str:
+    """Return the trainer of a YAML file of verl by its keys, or ""."""
     if any(key.startswith("async_training.") for key in keys):
         return "fully_async"
     if any(key.startswith("actor_rollout_ref.") for key in keys):
@@ -173,8 +173,7 @@ SOURCES: Mapping[str, SourceFormat] = {
 
 
 class Read(NamedTuple):
-    """What is read of a file. ``command``: its program and lines in a script. ``beside``: what is not read, as
-    entries."""
+    """The content of a file. ``command``: a script's program and its lines. ``beside``: entries for the rest."""
 
     trainer: str
     keys: dict[str, Any]
@@ -185,8 +184,8 @@ class Read(NamedTuple):
 def read_keys(
     source: str, trainer: str | None, text: str, environment: Mapping[str, str], name: str, line: int | None = None
 ) -> Read:
-    """Read a file. ``line``: of the command, or of the configuration in Python code, where there are several. Raises
-    Unread, also where the trainer of a YAML file is not known."""
+    """Read a file. ``line``: that of the command, or of the configuration in Python code, if there are several. Raises
+    Unread, also if a YAML file does not show its trainer."""
     of = SOURCES[source]
     if name.endswith(".ipynb"):
         text, name = code_of_notebook(text, name), f"{name} (its code).py"

@@ -1,7 +1,8 @@
 """TRL: ``trl grpo`` (rloo, sft, dpo, reward), its YAML files, and the commands of its example scripts.
 
-Names and defaults are those of TRL 1.x (July 2026), with older names that its users' files still have. TRL's sizes are
-completions: of a device, of an update (times processes and accumulation) and of a generation (times its steps).
+Names and defaults are those of TRL 1.x (July 2026), with the older names that users' files still have. TRL's sizes
+count completions: those of a device, of an update (times processes and accumulation steps), and of a generation (times
+``steps_per_generation``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from areal.convert.trl_keys import (
 
 
 def _begin(draft: Draft, trainer: str, rows: str) -> None:
-    """Map what all of TRL's trainers have in common."""
+    """Set what all of TRL's trainers have in common."""
     _processes(draft)
     values = draft.values
     draft.set("trainer.type", trainer)
@@ -50,7 +51,7 @@ def _begin(draft: Draft, trainer: str, rows: str) -> None:
 
 
 def _processes(draft: Draft) -> None:
-    """Set ``num_processes``, of all nodes, from what accelerate, torchrun or deepspeed is told."""
+    """Set ``num_processes``, over all nodes, from the options of accelerate, torchrun or deepspeed."""
     values = draft.values
     a_node = values.get("nproc_per_node") or values.get("num_gpus")
     nodes = values.get("nnodes") or values.get("num_nodes") or 1
@@ -86,7 +87,7 @@ def _data(draft: Draft) -> None:
 
 
 def _dtype(draft: Draft) -> None:
-    """Weights are in float32 and computed with in bfloat16, unless ``bf16`` is false, or CPUs compute."""
+    """Set the precision of a pass: bfloat16 with float32 weights, or float32 if ``bf16`` is false or CPUs compute."""
     values = draft.values
     on_cpu = values["use_cpu"] or values.get("no_cuda")
     whole_floats = on_cpu or (values["bf16"] is False and str(values.get("dtype")) in ("float32", "auto"))
@@ -135,12 +136,11 @@ def _report(draft: Draft) -> None:
             draft.mark("report_to", Fate.IGNORED, f"there is no tracker {name}: metrics.jsonl is written always")
 
 
-_LOGGED = 10  # steps: TRL evaluates as often as it logs, by default
+_LOGGED = 10  # TRL's logging_steps, which is also the default of eval_steps
 
 
 def _periods(draft: Draft, updates: int) -> None:
-    """Map the periods. ``updates``: those of a step of ours. TRL counts updates, of a run and between saves and
-    evaluations."""
+    """Set the run's length, and its periods. TRL counts updates, of which areal's step has ``updates``."""
     values = draft.values
     if values["max_steps"] > 0:
         draft.set("total_train_steps", max(1, -(-draft.number("max_steps") // updates)))
@@ -228,7 +228,7 @@ _EARLIER_GRPO = {
 
 
 def _online(draft: Draft, earlier: Mapping[str, str]) -> int:
-    """Return the updates of a step."""
+    """Set what GRPO and RLOO have in common. Return the number of updates in a step."""
     _begin(draft, "grpo", "rl")
     values = draft.values
     update, group = _rows_of_update(draft), draft.number("num_generations")
@@ -299,7 +299,7 @@ def _grpo(draft: Draft) -> None:
         for name in ("pos", "neg"):
             if f"sapo_temperature_{name}" in values:
                 draft.set(f"actor.sapo_tau_{name}", values[f"sapo_temperature_{name}"])
-    if loss == "cispo":  # its bound is of the ratio itself
+    if loss == "cispo":  # TRL limits the ratio itself, not its distance from 1
         draft.set("actor.use_cispo_loss", True)
         draft.set("actor.eps_clip", 1.0)
         draft.set("actor.eps_clip_higher", float(values.get("epsilon_high") or values["epsilon"]) - 1)

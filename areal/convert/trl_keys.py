@@ -1,4 +1,4 @@
-"""TRL's keys: what becomes of each, and their defaults, by trainer."""
+"""TRL's keys: the rule of each, and their defaults, by trainer."""
 
 from __future__ import annotations
 

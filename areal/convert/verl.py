@@ -1,9 +1,7 @@
-"""verl: Hydra configurations of ``verl.trainer.main_ppo`` and of its asynchronous relatives, as a YAML file or as the
-command of a script.
+"""verl: Hydra configurations of ``verl.trainer.main_ppo`` and its asynchronous variants, from a YAML file or a command.
 
 Names and defaults are those of verl's configuration of January and August 2026. verl trains and samples on the same
-GPUs in turn; here they are divided, half to serve and half to train. verl is synchronous: ``max_head_offpolicyness``
-is 0.
+GPUs in turn; areal divides them in halves. verl is synchronous: ``max_head_offpolicyness`` is 0.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from areal.convert.verl_sft import begin, megatron_backend
 
 
 def finish(draft: Draft) -> None:
+    """Set what depends on several keys, for each of verl's RL trainers."""
     begin(draft)
     template = "data.apply_chat_template_kwargs."
     if found := {key.removeprefix(template): value for key, value in draft.values.items() if key.startswith(template)}:
@@ -44,7 +43,7 @@ def finish(draft: Draft) -> None:
 
 
 def _batches(draft: Draft) -> None:
-    """verl's sizes are prompts: of a step, and of a minibatch."""
+    """Set the sizes of a step, of a minibatch and of a micro-batch. verl's sizes count prompts."""
     key = f"{ACTOR}.ppo_mini_batch_size"
     batch, mini = int(draft.config["train_dataset"]["batch_size"]), int(draft.values[key])
     draft.set("train_dataset.type", "rl")
@@ -58,7 +57,7 @@ def _batches(draft: Draft) -> None:
 
 
 def _objective(draft: Draft) -> None:
-    """Map the clipped ratio: to the log-probabilities that the trainer computes before a step, or to the engine's."""
+    """Set the loss, and the log-probabilities of its ratio: the trainer's from before a step, or the engine's."""
     values = draft.values
     correction = "algorithm.rollout_correction"
     cap, bypassed = values.get(f"{ACTOR}.tis_imp_ratio_cap") or 0, bool(values.get(f"{correction}.bypass_mode"))
@@ -84,7 +83,7 @@ def _objective(draft: Draft) -> None:
         draft.mark(clip, Fate.IGNORED if known else Fate.LOSSY, note)
     if values.get(f"{ACTOR}.policy_loss.loss_mode") == "cispo":
         draft.set("actor.use_cispo_loss", True)
-        draft.set("actor.eps_clip", min(1.0, draft.config["actor"]["eps_clip"]))  # a ratio is never below 0
+        draft.set("actor.eps_clip", min(1.0, draft.config["actor"]["eps_clip"]))  # no ratio is below 0
         draft.config["actor"].pop("c_clip")
         if draft.is_given(f"{ACTOR}.clip_ratio_c"):
             draft.mark(f"{ACTOR}.clip_ratio_c", Fate.IGNORED, "loss_mode cispo has no dual clip")
@@ -187,8 +186,8 @@ def _kl(draft: Draft) -> None:
 
 
 def _optimizer(draft: Draft) -> None:
-    """verl's engines of 2026 clip by ``optim.clip_grad``, its earlier workers by ``grad_clip``: the one that is not at
-    its default holds."""
+    """Set the optimizers. verl's engines of 2026 clip gradients by ``optim.clip_grad``, its earlier workers by
+    ``grad_clip``: the one that differs from its default is used."""
     _schedule(draft, f"{ACTOR}.optim", "actor.optimizer")
     for prefix, model in ((ACTOR, "actor"), ("critic", "critic")):
         old, new = f"{prefix}.grad_clip", f"{prefix}.optim.clip_grad"

@@ -1,6 +1,6 @@
 """verl's asynchronous trainers, ``one_step_off_policy`` and ``fully_async_policy``.
 
-Trainer and engine have GPUs of their own. Sampling is one step ahead, or fills a queue of samples.
+Trainer and engine have separate GPUs. Sampling is one step ahead, or fills a queue of samples.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _finish_one_step_off(draft: Draft) -> None:
 
 
 def _finish_queue(draft: Draft) -> None:
-    """Finish the queue: a step is what verl trains on between two pushes of weights."""
+    """Set what depends on several keys of ``fully_async_policy``. A step is the data between two weight updates."""
     values, syncs = draft.values, "async_training.trigger_parameter_sync_step"
     minibatches = draft.number(syncs) * draft.number("async_training.require_batches")
     batch = minibatches * draft.number(f"{ACTOR}.ppo_mini_batch_size")

@@ -1,4 +1,4 @@
-"""verl: the keys of its RL trainers: what becomes of each, their defaults, and their names of January 2026 by those of
+"""verl: the keys of its RL trainers: the rule of each, their defaults, and their names of January 2026 by those of
 August."""
 
 from __future__ import annotations

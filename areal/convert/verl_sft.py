@@ -1,6 +1,6 @@
-"""verl: Hydra configurations of its SFT trainers, ``fsdp_sft_trainer`` and ``sft_trainer``, of January 2026.
+"""verl: Hydra configurations of its SFT trainers of January 2026, ``fsdp_sft_trainer`` and ``sft_trainer``.
 
-The second one's keys (``model.path``, ``engine.*``) stand beside the first one's (``model.partial_pretrain``).
+The rules are for both: ``model.partial_pretrain`` of the first, ``model.path`` and ``engine.*`` of the second.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PARALLEL = {"t": "tensor_model", "p": "pipeline_model", "c": "context", "e": "e
 
 
 def parallel_rules(prefix: str) -> dict[str, Rule]:
-    """Of Megatron's sizes below ``prefix``."""
+    """Return the rules of Megatron's sizes in the section ``prefix``."""
     return {f"{prefix}.{name}_parallel_size": joint("actor.backend", whole(1)) for name in _PARALLEL.values()}
 
 
@@ -94,7 +94,7 @@ _COMPOSED = "its keys are not read: convert the YAML file that the command print
 
 
 def begin(draft: Draft) -> None:
-    """Name the run, and refuse files that Hydra merges with this one, where they are not verl's."""
+    """Name the run, and refuse the files that Hydra merges into this one, except verl's own."""
     draft.name_run()
     given = draft.values.get("defaults") or []
     named = [str(name) for each in given for name in (each.values() if isinstance(each, Mapping) else [each])]
@@ -215,7 +215,7 @@ def _finish(draft: Draft) -> None:
     begin(draft)
     draft.set("trainer.type", "sft")
     draft.set("train_dataset.type", "sft")
-    conversations = values.get("data.multiturn.enable") or values.get("model.path")  # sft_trainer reads no others
+    conversations = values.get("data.multiturn.enable") or values.get("model.path")  # sft_trainer reads only these
     draft.set("train_dataset.train_on", "assistant" if conversations else "last")
     draft.set("train_dataset.shuffle", True)
     if conversations:
@@ -251,7 +251,7 @@ def _finish(draft: Draft) -> None:
 
 
 def _pick_conversations(draft: Draft) -> None:
-    """Rename the columns of conversations; rows need no tools."""
+    """Read the columns that the source names for conversations and tools. Rows need no tools."""
     keys = {ours: f"data.multiturn.{ours}_key" for ours in ("messages", "tools")}
     keys = {ours: key if draft.is_given(key) else f"data.{ours}_key" for ours, key in keys.items()}
     columns = {ours: draft.values.get(key) or ours for ours, key in keys.items()}
@@ -261,7 +261,7 @@ def _pick_conversations(draft: Draft) -> None:
 
 
 def _column(draft: Draft, side: str) -> str:
-    """Return the column of a side, with dots where it is in an object."""
+    """Return the column of the prompt or of the response, with a dot if it is a value within an object."""
     inner = draft.values.get(f"data.{side}_dict_keys")
     names = inner if isinstance(inner, list) else [inner] if inner else []
     if len(names) > 1:
@@ -270,6 +270,7 @@ def _column(draft: Draft, side: str) -> str:
 
 
 def _steps(draft: Draft, key: str, every: Any) -> int | None:
+    """Return a period in steps. A value that is not a number is refused."""
     try:
         return period(every)
     except ValueError as error:
@@ -278,7 +279,7 @@ def _steps(draft: Draft, key: str, every: Any) -> int | None:
 
 
 def megatron_backend(draft: Draft, prefix: str, gpus: int) -> str:
-    """Megatron with verl's parallel sizes below ``prefix``, where ``gpus`` hold them."""
+    """Return the layout of Megatron on ``gpus`` GPUs, with the parallel sizes of the section ``prefix``."""
     keys = {letter: f"{prefix}.{name}_parallel_size" for letter, name in _PARALLEL.items()}
     return draft.megatron({letter: int(draft.values.get(key) or 1) for letter, key in keys.items()}, gpus, keys["e"])
 

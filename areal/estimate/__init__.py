@@ -1,2 +1,1 @@
-"""Memory and time of a training run before it starts, by formulas. Pure: shapes and layouts to numbers
-(docs/estimate.md)."""
+"""Memory and time of a training run by formulas (docs/estimate.md). Pure: shapes and layouts to numbers."""

@@ -1,5 +1,5 @@
-"""Bytes on each GPU of a trainer and of an inference engine. docs/estimate.md derives the formulas; the largest of what
-is in memory at one time is estimated, for rows of full length."""
+"""Bytes on each GPU of a trainer and of an inference engine: the most that is in memory at one time, with rows of full
+length. docs/estimate.md derives the formulas."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from areal.estimate.shapes import Shape
 from areal.resources.backend import Part
 
 GIB = 1 << 30
-RESERVE = int(1.5 * GIB)  # CUDA's context, communicators and workspaces of a trainer
-ENGINE_RESERVE = int(2.5 * GIB)  # of an engine, with its CUDA graphs and the activations of a prefill
+RESERVE = int(1.5 * GIB)  # of a trainer: CUDA's context, communicators and workspaces
+ENGINE_RESERVE = int(2.5 * GIB)  # of an engine: also CUDA graphs and the activations of a prefill
 CPU_RESERVE = GIB // 2  # of a process without a GPU
-FRACTIONS = {"sglang": 0.85, "vllm": 0.9, "embedded": 0.9}  # of a GPU's memory, without a flag that says so
-_PARTS = 16  # of a micro-batch, whose logits are made at once; areal.training.engines.head
+FRACTIONS = {"sglang": 0.85, "vllm": 0.9, "embedded": 0.9}  # the engines' default shares of a GPU's memory
+_PARTS = 16  # logits are computed for one of these parts of a micro-batch at a time (areal.training.engines.head)
 _LEAST_LOGITS, _MOST_LOGITS = 1 << 20, 1 << 26
-_HYBRID = 3  # shards stay on a node where they take at most a third of its memory
+_HYBRID = 3  # shards stay on a node if they take at most a third of its memory
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One model of a trainer. ``compute`` and ``master``: bytes of a value in a pass, and as it is kept; ``reduce``: of
-    a gradient that is summed up over micro-batches. ``trained``: parameters with gradients, 0 for a reference.
-    ``micro_tokens``: tokens of a micro-batch on one rank. ``epochs``: how often it trains on the rows of a step."""
+    """One model of a trainer. ``compute``, ``master``: bytes of a value during a pass, and as it is stored. ``reduce``:
+    bytes of a gradient summed over micro-batches. ``trained``: parameters with gradients, 0 for a reference.
+    ``micro_tokens``: tokens of a micro-batch on one rank. ``epochs``: passes over the rows of a step."""
 
     role: str
     shape: Shape
@@ -45,8 +45,8 @@ class Trained:
 
 @dataclass(frozen=True)
 class Use:
-    """Bytes on each GPU. ``gathered``: weights and gradients that are whole for a time. ``loading``: what the model
-    takes while it is loaded, instead of all of these."""
+    """Bytes of one model on each GPU. ``gathered``: weights and gradients that are temporarily whole. ``loading``:
+    bytes while the model is loaded, in place of all others."""
 
     role: str
     weights: int = 0
@@ -67,7 +67,7 @@ class Use:
 
 
 def peak(uses: list[Use], reserve: int = RESERVE) -> int:
-    """Bytes of models of one process: they are loaded one after the other, and then run one at a time."""
+    """Return the bytes of a process whose models are loaded one after the other, and then run one at a time."""
     kept = loading = 0
     for each in uses:
         loading = max(loading, kept + each.loading)
@@ -76,15 +76,15 @@ def peak(uses: list[Use], reserve: int = RESERVE) -> int:
 
 
 def training_use(model: Trained, memory: int) -> Use:
-    """``memory``: of a GPU, in bytes."""
+    """Return the use of a trained model on GPUs with ``memory`` bytes each."""
     if model.part.engine == "megatron":
         return _megatron(model)
     part, all_of_it, trained = model.part, model.parameters, model.trained
     shards = _shards(model, memory)
     alone = part.world_size == 1
-    if alone:  # autocast keeps a copy of the weights until the backward pass is done
+    if alone:  # autocast keeps a copy of the weights until the end of the backward pass
         gathered = model.compute * all_of_it if model.compute < model.master else 0
-    else:  # the embeddings stay whole during a pass, and two layers are: the one that runs and the next
+    else:  # during a pass the embeddings are whole, and so are two layers: the one that runs and the next
         shape = model.shape
         heads = shape.embeddings * (1 if shape.tied or model.is_critic else 2)
         gathered = model.compute * (heads + 2 * shape.body // shape.layers) // part.tensor
@@ -102,7 +102,7 @@ def training_use(model: Trained, memory: int) -> Use:
 
 
 def _shards(model: Trained, memory: int) -> int:
-    """Return the ranks that one copy of the weights is cut over; as of ``copies_of_shards`` of the FSDP engine."""
+    """Return how many ranks share one copy of the weights, by the rule of FSDP's ``copies_of_shards``."""
     within, rest = divmod(model.part.data, model.nodes)
     state = model.parameters * (16 if model.trained else 4)
     local = not rest and state // model.part.tensor <= within * memory // _HYBRID
@@ -110,10 +110,10 @@ def _shards(model: Trained, memory: int) -> int:
 
 
 def layer_bytes(shape: Shape, compute: int, *, mixed: bool = False) -> int:
-    """Return what a layer keeps of a token for the backward pass. Each of two norms: its input in float32, the
-    normalized input and its output. Attention (flash or sdpa): queries, keys, values, the output twice, and a float32
-    number for each head. A gated MLP: gate, its activation, up, their product. ``mixed``, with autocast: the norms are
-    in float32, and each matrix has a copy of its input."""
+    """Return the bytes that a layer keeps of a token for the backward pass. Two norms: their input in float32, the
+    normalized input and the output. Attention (flash or sdpa): queries, keys, values, two copies of the output, and a
+    float32 number for each head. A gated MLP: gate, activation, up, product. ``mixed``: with autocast, norms are
+    computed in float32, and each matrix keeps a copy of its input."""
     width = shape.width
     if shape.experts is not None:
         width = shape.experts.chosen * shape.experts.width + shape.experts.shared
@@ -125,8 +125,8 @@ def layer_bytes(shape: Shape, compute: int, *, mixed: bool = False) -> int:
 
 
 def _activations(model: Trained, *, mixed: bool = False) -> int:
-    """With checkpointing a layer keeps its input, and one layer is whole. With autocast what is between layers is
-    float32."""
+    """Return the bytes of activations of a pass. With checkpointing each layer keeps only its input, and one is
+    recomputed as a whole. With autocast, values between layers are float32."""
     shape, tokens = model.shape, model.micro_tokens
     layer, residual = layer_bytes(shape, model.compute, mixed=mixed), 4 if mixed else model.compute
     if not model.trained:
@@ -139,7 +139,7 @@ def _activations(model: Trained, *, mixed: bool = False) -> int:
 
 
 def _logits(model: Trained) -> int:
-    """Logits of a part of the tokens, twice in float32 and once for the gradient, and the gradient of the head."""
+    """Return the bytes of a part's logits: twice in float32, and the gradients of logits and head."""
     shape = model.shape
     rows = max(-(-model.micro_tokens // _PARTS), _LEAST_LOGITS // shape.vocabulary)
     rows = max(1, min(rows, _MOST_LOGITS // shape.vocabulary))
@@ -148,8 +148,8 @@ def _logits(model: Trained) -> int:
 
 
 def _megatron(model: Trained) -> Use:
-    """Weights and summed gradients of a stage on each rank; the optimizer's state is cut over the data-parallel ranks:
-    master weights, where the others are bfloat16, and two moments."""
+    """Return the use of a model with Megatron. Each rank has the weights and summed gradients of its stage. The
+    data-parallel ranks share the optimizer state: two moments, and master weights unless the weights are float32."""
     part, shape = model.part, model.shape
     ends = shape.embeddings * (1 if shape.tied or part.pipeline > 1 else 2)
     own = (shape.body - shape.expert_parameters) // (part.tensor * part.pipeline) + ends // part.tensor
@@ -167,9 +167,9 @@ def _megatron(model: Trained) -> Use:
 
 @dataclass(frozen=True)
 class Served:
-    """An inference engine. ``fraction``: of a GPU's memory, that it takes; ``sequence``: tokens of the longest one;
-    ``most``: sequences that its cache has room for at most, 0 where it takes what is left. ``cache``: bytes that a flag
-    bounds the cache to, of which the prefix cache has a quarter; 0: none does."""
+    """An inference engine. ``fraction``: the share of a GPU's memory that it takes. ``sequence``: tokens of the longest
+    sequence. ``most``: the number of sequences that bounds its cache, 0 for none. ``cache``: the cache's bytes if a
+    flag sets them, else 0; a quarter of them is for prefixes."""
 
     shape: Shape
     part: Part
@@ -182,13 +182,13 @@ class Served:
 
     @property
     def token_bytes(self) -> int:
-        """Of a token's keys and values on each GPU; a head is whole on one of them."""
+        """Bytes of a token's keys and values on each GPU. A head is not divided."""
         heads = -(-self.shape.kv_heads // self.part.tensor)
         return 2 * self.compute * heads * self.shape.head_dim * -(-self.shape.layers // self.part.pipeline)
 
 
 def serving_use(served: Served, memory: int) -> Use:
-    """Return the size of the cache: what is left of the engine's part of the memory, which may be nothing."""
+    """Return the use of an engine. Its cache is what the weights leave of its share of the memory, and may be empty."""
     weights = served.compute * served.shape.parameters // (served.part.tensor * served.part.pipeline)
     left = max(0, int(served.fraction * memory) - weights - served.reserve)
     most = served.most * served.sequence * served.token_bytes
@@ -196,7 +196,7 @@ def serving_use(served: Served, memory: int) -> Use:
 
 
 def sequences(served: Served, memory: int) -> int:
-    """Sequences of full length that the cache of a replica has room for."""
+    """Return the number of sequences of full length that the cache of a replica holds."""
     room = serving_use(served, memory).kv_cache
     if served.cache:
         room = min(room, served.cache - served.cache // 4)

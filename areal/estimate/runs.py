@@ -1,5 +1,5 @@
-"""What a training configuration runs: its models, its engine, its batches; and how long a step takes. Keys are read as
-they are written; what is not there has the default of the configuration's classes."""
+"""What a training configuration runs (models, engine, batches), and how long a step takes. Keys are read as they are
+written; absent ones have the defaults of the configuration's classes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _OFFLINE = {"sft": "model", "rw": "model", "dpo": "actor"}
 
 
 class Device(NamedTuple):
-    """``flops``: of bfloat16, dense, a second; ``bandwidth``: bytes of its memory a second. 0: a CPU."""
+    """A GPU model. ``flops``: dense bfloat16 operations a second. ``bandwidth``: bytes of its memory a second. Both are
+    0 for a CPU."""
 
     title: str
     memory: int
@@ -36,7 +37,7 @@ class Device(NamedTuple):
     bandwidth: float = 0.0
 
 
-DEVICES = {  # memory as nvidia-smi and rocm-smi show it; the rest by the makers' data sheets
+DEVICES = {  # memory as nvidia-smi and rocm-smi report it, the rest from the makers' data sheets
     "a10g": Device("A10G", 23028 << 20, 70e12, 600e9),
     "l4": Device("L4", 23034 << 20, 121e12, 300e9),
     "rtx4090": Device("RTX 4090", 24564 << 20, 165e12, 1008e9),
@@ -48,14 +49,14 @@ DEVICES = {  # memory as nvidia-smi and rocm-smi show it; the rest by the makers
     "b200": Device("B200", 183359 << 20, 2250e12, 8000e9),
     "mi300x": Device("MI300X", 196592 << 20, 1307e12, 5300e9),
 }
-TRAIN_EFFICIENCY, DECODE_EFFICIENCY, PREFILL_EFFICIENCY = 0.35, 0.6, 0.4  # of flops, of bandwidth, of flops
-PUSH_BYTES_S = 2e9  # of a weight update; measured, docs/gpu.md
+TRAIN_EFFICIENCY, DECODE_EFFICIENCY, PREFILL_EFFICIENCY = 0.35, 0.6, 0.4  # shares of flops, bandwidth, flops
+PUSH_BYTES_S = 2e9  # a weight update, as measured (docs/gpu.md)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step trains on. ``prompt`` and ``longest``: tokens of a prompt, and of an answer at most; ``answer``: of
-    an answer on average."""
+    """The data of a step. ``prompt``, ``longest``, ``answer``: tokens of a prompt, the longest and the average
+    answer."""
 
     samples: int
     prompt: int
@@ -70,8 +71,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Run:
-    """``passes``: forward passes beside that of the update, each with the model that makes it. ``at_once``: rollouts
-    and training run at the same time. ``concurrent``: samples that are in flight at most."""
+    """What a step runs. ``passes``: the models of the forward passes besides those of the update. ``at_once``: rollouts
+    and training overlap. ``concurrent``: the most samples in flight."""
 
     models: tuple[Trained, ...]
     batch: Batch
@@ -81,6 +82,7 @@ class Run:
 
 
 def trainer_type(get: Reader) -> str:
+    """Return ``trainer.type``. Raises UsageFault if it is not a built-in trainer."""
     kind = get("trainer.type", None)
     if kind not in (*_OFFLINE, "grpo", "ppo"):
         what = "there is no trainer.type that trains" if kind is None else f"trainer.type is {kind!r}"
@@ -89,7 +91,7 @@ def trainer_type(get: Reader) -> str:
 
 
 def roles(get: Reader) -> dict[str, str]:
-    """Return the section of each model, and its path."""
+    """Return the path of each model by the section that names it."""
     kind = trainer_type(get)
     first = "actor" if kind not in ("sft", "rw") or get("actor", None) else "model"
     found = {first: str(get(f"{first}.path", None) or "")}
@@ -102,8 +104,8 @@ def roles(get: Reader) -> dict[str, str]:
 
 
 def batch_of(get: Reader, prompt: int, answer: int | None, *, by_agents: bool = False) -> Batch:
-    """``prompt``: tokens of a prompt; ``answer``: of an answer, by default half of the most. ``by_agents``: an agent
-    says how long its answers are, where the configuration does not. Raises UsageFault."""
+    """Return the data of a step with prompts of ``prompt`` tokens and answers of ``answer`` (by default half of the
+    longest). Raises UsageFault if agents choose the length (``by_agents``) and no setting bounds it."""
     rows, kind = int(get("train_dataset.batch_size", BATCH)), trainer_type(get)
     if kind in _OFFLINE:  # a row is a conversation, or a pair of them
         longest = get("train_dataset.max_length", None)
@@ -120,7 +122,7 @@ def batch_of(get: Reader, prompt: int, answer: int | None, *, by_agents: bool = 
 
 
 def run_of(get: Reader, shapes: dict[str, Shape], part: Part, batch: Batch, nodes: int, on_cpu: bool) -> Run:
-    """``shapes``: of each role. ``part``: the layout of those whose ``backend`` has no other on as many ranks."""
+    """Return what a step runs. ``shapes``: by role. ``part``: used unless a model's ``backend`` has as many ranks."""
     kind = trainer_type(get)
     models = {role: _trained(get, role, kind, shape, part, batch, nodes, on_cpu) for role, shape in shapes.items()}
     first = next(iter(models.values()))
@@ -139,7 +141,7 @@ def run_of(get: Reader, shapes: dict[str, Shape], part: Part, batch: Batch, node
 def _trained(
     get: Reader, role: str, kind: str, shape: Shape, part: Part, batch: Batch, nodes: int, on_cpu: bool
 ) -> Trained:
-    section = role if get(role, None) else "actor"  # DPO's reference is the actor as it was
+    section = role if get(role, None) else "actor"  # DPO's reference is the untrained actor
 
     def read(name: str) -> Any:
         return get(f"{section}.{name}", DEFAULTS.get(name))
@@ -153,8 +155,8 @@ def _trained(
     if trained and read("use_lora"):
         trained = shape.adapters(int(read("lora_rank")), tuple(read("target_modules") or ()))
     longest = batch.prompt + batch.longest
-    each = -(-batch.samples * longest // (part.data * batch.minibatches))  # of a rank, in a minibatch
-    limit = read("mb_spec.max_tokens_per_mb") or (2048 if on_cpu else None)  # without a limit, all of them
+    each = -(-batch.samples * longest // (part.data * batch.minibatches))  # tokens of a minibatch on one rank
+    limit = read("mb_spec.max_tokens_per_mb") or (2048 if on_cpu else None)  # None: a minibatch is one micro-batch
     micro = max(longest, min(int(limit), each)) if limit else max(longest, each)
     return Trained(
         role=role,
@@ -176,7 +178,7 @@ def _trained(
 
 @dataclass(frozen=True)
 class StepTime:
-    """Estimated seconds."""
+    """Estimated seconds of the parts of a step."""
 
     rollout: float
     training: float
@@ -190,12 +192,13 @@ class StepTime:
 
 
 def forward_flops(shape: Shape, batch: Batch) -> float:
-    """Of all tokens of the batch: two for each parameter that a token meets, and causal attention."""
+    """Return the operations of a forward pass over a batch: two per active parameter and token, and attention."""
     length = batch.prompt + batch.answer
     return batch.tokens * (2.0 * shape.active + 2.0 * shape.layers * shape.query_width * length)
 
 
 def step_time(run: Run, served: Served | None, device: Device) -> StepTime:
+    """Return the seconds of a step, of which ``served`` None has no rollout."""
     first = run.models[0]
     speed = device.flops * TRAIN_EFFICIENCY * first.part.world_size
     work = sum(
@@ -211,8 +214,8 @@ def step_time(run: Run, served: Served | None, device: Device) -> StepTime:
 
 
 def _rollout(run: Run, served: Served, device: Device) -> float:
-    """Return a token of each running sequence costs a pass over the weights and over their caches, or its flops where
-    those take longer."""
+    """Return the seconds of a step's rollout. A token of each running sequence costs one read of the weights and of
+    their caches, or its operations if these take longer."""
     shape, part, batch = served.shape, served.part, run.batch
     ranks = part.tensor * part.pipeline
     own = -(-min(run.concurrent or batch.samples, batch.samples * 2) // part.data)

@@ -1,5 +1,4 @@
-"""The shape of a decoder-only transformer, read from the ``config.json`` of its folder, and its number of
-parameters."""
+"""The shape of a decoder-only transformer, from the ``config.json`` of its folder, and its number of parameters."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from areal.errors import UsageFault
 
 
 class Family(NamedTuple):
-    """What the ``config.json`` of a model type leaves unsaid. ``qkv_bias`` and ``out_bias`` None: as ``attention_bias``
-    says. ``query_norm``: a norm of queries and keys, over each head or over all."""
+    """What the ``config.json`` of a model type does not say. ``qkv_bias``, ``out_bias``: None if ``attention_bias``
+    decides. ``query_norm``: whether queries and keys are normalized, each head or all together."""
 
     qkv_bias: bool | None = None
     out_bias: bool | None = None
     query_norm: Literal["", "head", "all"] = ""
-    norms: int = 2  # of a layer, of the hidden size
+    norms: int = 2  # norms of the hidden state in a layer
     tied: bool = False  # the default of tie_word_embeddings
 
 
@@ -37,14 +36,14 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(norms=4, tied=True),
     "gemma3_text": Family(query_norm="head", norms=4, tied=True),
 }
-_MOST, _MOST_LAYERS = 1 << 31, 1 << 16  # of a size
+_MOST, _MOST_LAYERS = 1 << 31, 1 << 16  # larger sizes are refused
 _LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of a layer. ``layers``: how many layers have them. ``shared``: the width of an expert that every
-    token passes, 0 for none."""
+    """The experts of a layer. ``layers``: the number of layers that have them. ``shared``: the width of the expert that
+    every token passes, 0 for none."""
 
     count: int
     chosen: int
@@ -55,7 +54,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the model; ``width`` is that of the MLP of a layer without experts."""
+    """The sizes of a model. ``width``: the size of the MLP in layers without experts."""
 
     family: Family
     vocabulary: int
@@ -80,7 +79,7 @@ class Shape:
 
     @cached_property
     def attention(self) -> int:
-        """Parameters of a layer's attention."""
+        """Return the number of parameters of a layer's attention."""
         qkv_bias = self.attention_bias if self.family.qkv_bias is None else self.family.qkv_bias
         out_bias = self.attention_bias if self.family.out_bias is None else self.family.out_bias
         outputs = self.query_width + 2 * self.kv_width
@@ -89,7 +88,7 @@ class Shape:
         return matrices + outputs * qkv_bias + self.hidden * out_bias + norm
 
     def mlp(self, width: int) -> int:
-        """Parameters of a gated MLP."""
+        """Return the number of parameters of a gated MLP."""
         return 3 * self.hidden * width + (2 * width + self.hidden) * self.mlp_bias
 
     @property
@@ -98,7 +97,7 @@ class Shape:
 
     @cached_property
     def body(self) -> int:
-        """Parameters of the layers and the last norm."""
+        """Return the number of parameters of the layers and the last norm."""
         return self._layers(lambda experts: experts.count) + self.hidden
 
     @property
@@ -107,22 +106,21 @@ class Shape:
 
     @property
     def critic_parameters(self) -> int:
-        """With a head of one value, and its bias, instead of the vocabulary's."""
+        """Parameters with a head of one value (and its bias) in place of the vocabulary's."""
         return self.body + self.embeddings + self.hidden + 1
 
     @cached_property
     def active(self) -> int:
-        """Parameters that a token is multiplied with: of its experts alone, and of the head, but no embeddings."""
+        """Parameters that multiply a token: those of its chosen experts and of the head, without the embeddings."""
         return self._layers(lambda experts: experts.chosen) + self.embeddings
 
     @property
     def expert_parameters(self) -> int:
-        """Of the experts that are chosen from."""
+        """Parameters of all experts that a token can be routed to."""
         return 0 if self.experts is None else self.experts.layers * self.experts.count * self.mlp(self.experts.width)
 
     def adapters(self, rank: int, targets: tuple[str, ...]) -> int:
-        """Parameters of LoRA adapters of ``rank``. Raises UsageFault for a target that is not a linear layer of the
-        model."""
+        """Return the parameters of LoRA adapters of ``rank``. Raises UsageFault for other than linear layers."""
         sizes = {
             "q_proj": self.hidden + self.query_width,
             "k_proj": self.hidden + self.kv_width,
@@ -148,8 +146,8 @@ class Shape:
 
 
 def shape_of(config: Mapping[str, object], where: str) -> Shape:
-    """``config``: the content of a ``config.json``; ``where`` names it. Raises UsageFault for a model type that is not
-    known, and for a size that is missing."""
+    """Return the shape that the content of a ``config.json`` describes; ``where`` names the file in errors. Raises
+    UsageFault for an unknown model type, and for a missing size."""
     kind = str(config.get("model_type", ""))
     if kind not in FAMILIES:
         raise UsageFault(
