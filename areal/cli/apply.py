@@ -21,12 +21,11 @@ from areal.cli.failures import error_lines, fault_lines
 from areal.cli.manifest import DryRunCommand, SourceFlags, dry_run_option, print_manifests, source_options
 from areal.cli.objects import complete_targets, one_ref, parse_refs, select, select_all, stored, targets_argument
 from areal.cli.operate import approver, mutate, mutation
-from areal.cli.options import Invocation, Seconds, change_options, gather, interactive, refuse_flags
+from areal.cli.options import Invocation, Seconds, change_options, gather, interactive, only_with, refuse_flags
 from areal.cli.output import Column, clock, dump, emit_one, emit_rows, field, show, to_yaml, write
 from areal.cli.remote import local_options
 from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageFault, with_names, worst_exit
-from areal.numbers import iso
-from areal.reconcilers.home_view import manifest, source_text
+from areal.reconcilers.home_view import manifest, revision_rows
 from areal.resources.kinds import API_VERSION, Ref, check_name
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from areal.resources.nodes import Diagnostic
 
 _INVALID = 3
+_MOST_CHANGES = 3  # of a revision in a table
 
 
 class PolicyFlags(NamedTuple):
@@ -61,6 +61,7 @@ _policy_options = gather(
         click.option(
             "--allow-downtime", is_flag=True, help="Stop old processes before starting new ones where both do not fit."
         ),
+        only_with("prune", "allow_empty"),
     ),
 )
 
@@ -138,6 +139,8 @@ def diff(
         refuse_flags("with --drift, which compares processes with the recorded objects", source, policy)
     if drift and out:
         raise UsageFault("--out saves the plan of manifests; it cannot be used with --drift")
+    if style != "text" and cli.format_flag is not None and not cli.format.is_table:
+        raise UsageFault(f"--format {style} and -o {cli.format.kind} exclude each other")
     if targets and not drift:
         raise UsageFault(
             "objects are named only with --drift", hint="areal diff -f FILE, or areal diff --drift KIND/NAME"
@@ -478,7 +481,19 @@ _COLUMNS = (
     field("WHO", "actor"),
     field("CURRENT", "current", wide=True),
     field("SOURCE", "source"),
+    Column("CHANGES", lambda row: _changes_text(row["changes"])),
 )
+
+
+def _changes_text(changes: Sequence[Mapping[str, object]]) -> str:
+    """Return the first changes in words: ``spec.replicas: 1 -> 2``."""
+    words = [f"{each['path']}: {_value(each['old'])} -> {_value(each['new'])}" for each in changes[:_MOST_CHANGES]]
+    more = len(changes) - _MOST_CHANGES
+    return "; ".join([*words, *([f"{more} more"] if more > 0 else [])])
+
+
+def _value(value: object) -> str:
+    return "(not set)" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 @click.command()
@@ -486,23 +501,12 @@ _COLUMNS = (
 @click.option("--revision", type=click.IntRange(min=1), metavar="N", help="Print the spec of this revision.")
 @local_options
 def history(cli: Invocation, targets: tuple[str, ...], revision: int | None) -> None:
-    """List the accepted specs of an object, with actor, time and file. The last 20 are kept."""
-    from areal.state.objects import ObjectStore
+    """List the accepted specs of an object, with actor, time, file, and what changed. The last 20 are kept.
 
+    A restart changes no spec: `areal events` lists it.
+    """
     ref = one_ref(targets)
-    current = stored(cli.home, ref)
-    rows = [
-        {
-            "revision": item.number,
-            "at": item.at,
-            "time": iso(item.at),
-            "actor": item.actor,
-            "source": source_text(item.source),
-            "current": item.number == current.revision,
-            "spec": item.spec,
-        }
-        for item in ObjectStore(cli.home).revisions(ref)
-    ]
+    rows = revision_rows(cli.home, ref)
     if revision is None:
         emit_rows(cli, rows, _COLUMNS, name=lambda row: f"{ref}@{row['revision']}")
         return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli.apply import resource
-from areal.cli.options import Invocation, common, output, pass_invocation, stack
+from areal.cli.options import Invocation, common, only_with, output, pass_invocation, stack
 from areal.cli.output import emit_rows, field, refuse_existing, to_yaml, write_file
 from areal.errors import NotFound, Partial, UsageFault
 from areal.resources.kinds import INFERENCE_SERVICE, MODEL, TRAIN_JOB, name_problem
@@ -49,6 +49,7 @@ _MOST_CHARACTERS = 1 << 20
 @click.option("--backend", metavar="BACKEND", help="Serves the model  [default: the framework's engine].")
 @click.option("--train-backend", metavar="BACKEND", help="Trains it  [default: fsdp or megatron on the other GPUs].")
 @click.option("--force", is_flag=True, help="Replace files of DIR.")
+@only_with("directory", "force")
 @stack(output(), common, pass_invocation)
 def convert(cli: Invocation, file: str, overrides: tuple[str, ...], framework: str, **given: Any) -> int:
     """Convert a configuration of verl, TRL, OpenRLHF or AReaL: a YAML file, or a script with its command. Overrides are

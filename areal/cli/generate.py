@@ -16,7 +16,7 @@ import click
 
 from areal.cli.manifest import STDIN, SourceFlags, source_options
 from areal.cli.objects import complete_targets, parse_refs, stored
-from areal.cli.options import Invocation, env_option, print_options, refuse_flags, stack
+from areal.cli.options import Invocation, env_option, only_with, print_options, refuse_flags, stack
 from areal.cli.output import emit_one, refuse_existing, write_file
 from areal.errors import UsageFault
 from areal.installation import DISTRIBUTION, module_argv
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _out = stack(
     click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Write to FILE, which must not exist."),
     click.option("--force", is_flag=True, help="Replace FILE."),
+    only_with("out", "force"),
 )
 _env = env_option("the processes")
 

@@ -25,7 +25,7 @@ from areal.cli.objects import (
     stored,
     targets_argument,
 )
-from areal.cli.options import Invocation, Seconds, read_options, watch_options
+from areal.cli.options import Invocation, Seconds, read_options, refuse_flags, watch_options
 from areal.cli.output import (
     Column,
     Row,
@@ -98,11 +98,12 @@ def get(
     areal get model/qwen -o manifest > qwen.yaml
     areal get processes inferenceservice/default -w
     """
-    of_objects = {"--selector": selector, "--show-origin": show_origin, "--show-defaults": show_defaults}
-    given = [flag for flag, value in of_objects.items() if value]
-    if given and targets and targets[0] in ("kinds", *_PROCESSES):
-        raise UsageFault(f"{', '.join(given)} cannot be used with {targets[0]}: only objects have specs and labels")
+    of_list = {"all": all_, "watch": watch, "sort_by": sort_by}
+    of_objects = {"selector": selector, "show_origin": show_origin, "show_defaults": show_defaults}
+    if targets and targets[0] in ("kinds", *_PROCESSES):
+        refuse_flags(f"with {targets[0]}: only objects have specs and labels", of_objects)
     if targets == ("kinds",):
+        refuse_flags("with kinds", of_list)
         rows = [{"kind": info.kind, "plural": info.plural, "short": list(info.short)} for info in KINDS.values()]
         emit_rows(cli, rows, _KIND_COLUMNS, name=lambda row: str(row["plural"]))
         return 0
@@ -112,13 +113,12 @@ def get(
     if chosen is not None:
         from areal.cli.remote_view import get_remote
 
-        if given:
-            raise UsageFault(f"{', '.join(given)} cannot be used with a gateway, which has no manifests")
-
+        refuse_flags("with a gateway, which has no manifests", of_objects)
         look: Callable[[], Table] = partial(get_remote, chosen, targets)
     elif targets and targets[0] in _PROCESSES:
         look = partial(_processes, cli, targets[1:], all_)
     elif show_origin:
+        refuse_flags("with --show-origin, which explains one object", of_list, {"selector": selector})
         refs, _ = _requested(targets)
         if len(refs) != 1:
             raise UsageFault("--show-origin explains one object", hint="areal get model/NAME --show-origin")

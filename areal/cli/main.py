@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from areal.cli.options import Invocation, global_options, refuse_empty
+from areal.cli.options import Invocation, global_options, refuse_empty, take_equals
 from areal.interrupt import STATUS, is_interrupt
 from areal.terminal import OutputLost, guarded
 
@@ -259,7 +259,7 @@ def load(name: str, leaf: Leaf) -> click.Command:
     assert isinstance(command, click.Command), f"{leaf.target} is not a click command"
     command.name = name
     command.short_help = leaf.help
-    return refuse_empty(command)
+    return take_equals(refuse_empty(command))
 
 
 _BROKEN_PIPE = 141

@@ -48,6 +48,8 @@ class SourceFlags(NamedTuple):
             raise UsageFault("no manifests: neither -f nor -k is given", hint=f"areal {verb} -f FILE")
         if self.files.count(STDIN) > 1:
             raise UsageFault("stdin can be read once: -f - is given twice")
+        if self.recursive and not self.files:
+            raise UsageFault("-R cannot be used without -f")
         return self
 
     def read(self) -> RenderRequest:
@@ -254,6 +256,9 @@ def init(cli: Invocation, kind: str, name: str | None, folder: str | None, out: 
         raise UsageFault(
             f"--list and DIR belong to `example`, and KIND is {kind!r}", hint="areal init example NAME [DIR]"
         )
+    if force and (listed or (out is None and kind != "example" and kind not in _FOLDERS)):
+        hint = "areal init example NAME [DIR] --force" if listed else f"areal init {kind} --out FILE --force"
+        raise UsageFault("--force replaces files, and this writes none", hint=hint)
     if kind == "example":
         if out is not None:
             raise UsageFault("an example is written into a folder", hint="areal init example NAME [DIR]")

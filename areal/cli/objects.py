@@ -189,12 +189,19 @@ service_option = click.option(
     "--service",
     metavar="NAME",
     shell_complete=complete_names(INFERENCE_SERVICE),
-    help="The service  [default: `areal config set service`, else 'default'].",
+    help="The service  [default: `areal config set service`, else the only one, else 'default'].",
 )
 
 
-def service_name(cli: Invocation, given: str | None) -> str:
-    return check_name(given or str(cli.default("service") or "default"))
+def service_name(cli: Invocation, given: str | None, kind: str = INFERENCE_SERVICE) -> str:
+    """Return the name of the service that a command is about: the given one, else the user's default, else the only
+    one, else ``default``."""
+    if given is None and kind == INFERENCE_SERVICE:
+        given = cli.default("service")
+    if given is None:
+        names = names_of(home_path(cli.home_flag), kind)
+        given = names[0] if len(names) == 1 else "default"
+    return check_name(str(given))
 
 
 def model_name_option(*, required: bool) -> Callable[[Any], Any]:

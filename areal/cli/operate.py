@@ -235,9 +235,11 @@ def approver(cli: Invocation, command: str) -> Callable[[Plan], bool]:
 def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> int:
     """Print an outcome: data to stdout, failures and notes to stderr. Returns the exit status."""
     if cli.format.kind == "table":
+        lines = []
         for item in outcome.objects:
             kind, _, name = item.ref.partition("/")
-            show(f"{kind.lower()}/{name} {item.action}" + (f": {item.message}" if item.message else ""))
+            lines.append(f"{kind.lower()}/{name} {item.action}" + (f": {item.message}" if item.message else ""))
+        show("\n".join(lines))
     else:
         rows: list[dict[str, Any]] = []
         for item in outcome.objects:
@@ -344,6 +346,7 @@ def merge_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
 @click.option("-w", "--watch", is_flag=True, help="Stay in the foreground and repeat until Ctrl-C.")
 @options.duration("--interval", "10s", "Between rounds.")
 @click.option("--stop-at-exit", is_flag=True, help="With --watch: stop all processes at exit, keep the objects.")
+@options.only_with("watch", "interval", "stop_at_exit")
 @change_options(destructive=True)
 def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float, stop_at_exit: bool) -> int:
     """Compare recorded objects with live processes, and heal the difference; no manifests are read."""
@@ -351,8 +354,8 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
     from areal.reconcilers.operations import reconcile_once
 
     refs = tuple(parse_refs(targets)) or None
-    if stop_at_exit and (refs or not watch):
-        raise UsageFault("--stop-at-exit needs --watch and cannot be used with KIND/NAME")
+    if stop_at_exit and refs:
+        raise UsageFault("--stop-at-exit stops all processes; it cannot be used with KIND/NAME")
     approve = approver(cli, "this reconcile")
     if not watch:
         return mutate(cli, reconcile_once, refs, cli.deadline_s(), approve)
@@ -469,11 +472,11 @@ def wait(cli: Invocation, targets: tuple[str, ...], conditions: tuple[str, ...],
 
 
 def wait_for(
-    cli: Invocation, refs: Sequence[Ref], wanted: tuple[tuple[str, ...], ...], *, within_s: float = 600.0, **how: Any
+    cli: Invocation, refs: Sequence[Ref], wanted: tuple[tuple[str, ...], ...], *, within_s: float = 600.0
 ) -> int:
     from areal.reconcilers import status
 
-    return mutate(cli, status.wait, refs, wanted, cli.deadline_s(within_s), **how)
+    return mutate(cli, status.wait, refs, wanted, cli.deadline_s(within_s))
 
 
 def parse_alternatives(text: str) -> tuple[str, ...]:

@@ -36,7 +36,6 @@ class Format(NamedTuple):
 
 
 def parse_format(text: str, extra: tuple[str, ...] = ()) -> Format:
-    text = text.removeprefix("=")  # `-o=json`, as kubectl takes it
     if (expression := text.removeprefix(_JSONPATH)) != text and expression:
         from areal.resources.jsonpath import compile_template
 
@@ -275,6 +274,19 @@ def refuse_empty(command: C) -> C:
     return command
 
 
+def take_equals(command: C) -> C:
+    """Make ``command`` read ``-f=FILE`` as ``-f FILE``, as kubectl does."""
+    make = type(command).make_parser
+
+    def make_parser(ctx: click.Context) -> Any:
+        parser = make(command, ctx)
+        parser._long_opt.update(parser._short_opt)  # what click splits at =
+        return parser
+
+    command.make_parser = make_parser  # type: ignore[method-assign]
+    return command
+
+
 class FiniteRange(click.FloatRange):
     """A range of numbers that excludes infinity and NaN, which click accepts."""
 
@@ -439,11 +451,11 @@ _FLAG_NAMES = {"files": "-f", "recursive": "-R", "overlay": "-k", "sets": "--set
 
 
 def refuse_flags(why: str, *groups: Any) -> None:
-    """Raise UsageFault for flags that are given and have no effect. ``groups``: NamedTuples of ``gather``."""
+    """Raise UsageFault for flags that are given and have no effect. ``groups``: NamedTuples of ``gather``, or maps."""
     flags = (
         (_FLAG_NAMES.get(name, f"--{name.replace('_', '-')}"), value)
         for group in groups
-        for name, value in group._asdict().items()
+        for name, value in (group if isinstance(group, dict) else group._asdict()).items()
     )
     if given := [flag for flag, value in flags if value]:
         from areal.errors import UsageFault
@@ -458,9 +470,33 @@ def duration(name: str, default: str, help: str) -> Decorator[Any]:
     )
 
 
+def was_given(name: str) -> bool:
+    """Return whether the option is on the command line."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def only_with(flag: str, *names: str) -> Decorator[Any]:
+    """Refuse the options ``names`` where the option ``flag`` is not given: they would have no effect."""
+
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def checked(*args: Any, **given: Any) -> Any:
+            ctx = click.get_current_context()
+            spelled = {option.name: option.opts[-1] for option in ctx.command.params}
+            if not ctx.params[flag] and (idle := next(filter(was_given, names), None)):
+                raise click.UsageError(f"{spelled[idle]} cannot be used without {spelled[flag]}", ctx)
+            return function(*args, **given)
+
+        return checked
+
+    return decorate
+
+
 def watch_options(help: str = "Refresh until Ctrl-C.") -> Decorator[Any]:
     return stack(
-        click.option("-w", "--watch", is_flag=True, help=help), duration("--interval", "2s", "Between refreshes.")
+        click.option("-w", "--watch", is_flag=True, help=help),
+        duration("--interval", "2s", "Between refreshes."),
+        only_with("watch", "interval"),
     )
 
 

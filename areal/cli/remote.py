@@ -110,7 +110,7 @@ def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVI
     chosen = gateway(cli)
     if chosen is not None:
         return chosen
-    found = stored(cli.home, Ref(kind, service_name(cli, service)))
+    found = stored(cli.home, Ref(kind, service_name(cli, service, kind)))
     ref = found.ref
     address = HomeView(cli.home).address(ref)
     if not address and found.spec.get("suspend") and not found.awaits:

@@ -16,7 +16,7 @@ from areal.cli.apply import converge, foreground, preview
 from areal.cli.logs import LogQuery
 from areal.cli.objects import PROCESS_COLUMNS, all_refs, complete, recorded, stored
 from areal.cli.operate import approver, finish, merge_outcomes, mutate, scale_object
-from areal.cli.options import Decorator, Invocation, change_options, gather, stack, stop_options, timeout
+from areal.cli.options import Decorator, Invocation, change_options, gather, stack, stop_options, timeout, was_given
 from areal.cli.output import Column, emit_rows, field, render_table, report_unreadable, show_status
 from areal.cli.remote import gateway, gateway_of, namespace, refuse_remote_context
 from areal.client.gateway import GatewayClient, session_pages
@@ -150,6 +150,8 @@ def stop_service(
     from areal.reconcilers import operations
 
     refuse_remote_context(cli)
+    if all_ and was_given("service"):
+        raise UsageFault("--all stops every service; it cannot be used with --service")
     refs = all_refs(cli.home, kind) if all_ else [stored(cli.home, Ref(kind, check_name(name))).ref]
     if not refs:
         cli.info(f"no {noun(kind)} to stop")

@@ -349,7 +349,7 @@ def wait(cli: Invocation, /, name: str) -> int:
 
     Its step, elapsed time and ETA are shown on a terminal; elsewhere a line at each tenth of the run.
     """
-    return wait_for(cli, [Ref(TRAIN_JOB, check_name(name))], (("completed",),), within_s=_WEEK_S, stopped_fails=True)
+    return wait_for(cli, [Ref(TRAIN_JOB, check_name(name))], (("completed",),), within_s=_WEEK_S)
 
 
 @click.command()

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import click
 
 from areal.cli.objects import complete_names, stored
-from areal.cli.options import Invocation
+from areal.cli.options import Invocation, was_given
 from areal.cli.output import emit_rows, field, write
 from areal.cli.remote import local_options
 from areal.client.gateway import NoResponse, ServiceClient
@@ -49,6 +49,8 @@ def watch(cli: Invocation, /, names: tuple[str, ...], once: bool, notify: str | 
     areal train watch learn || areal train stop learn
     areal train watch learn --notify https://hooks.example.com/areal
     """
+    if once and was_given("interval"):
+        raise UsageFault("--interval is the time between looks, and --once looks once")
     target = _target(notify) if notify else None
     refs = [Ref(TRAIN_JOB, check_name(name)) for name in dict.fromkeys(names)]
     if not refs:

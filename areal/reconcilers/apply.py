@@ -24,15 +24,16 @@ from areal.reconcilers.desired import (
     target_for,
     with_derived,
 )
-from areal.reconcilers.kinds import controller_of, controllers
+from areal.reconcilers.kinds import StageReporter, controller_of, controllers
 from areal.reconcilers.plan import PLAN_FORMAT, DoesNotFit, ObjectPlan, Plan, refusal_of, refused_error
 from areal.reconcilers.planning import Policy
 from areal.reconcilers.prepare import CommandContext, Prepared, plan_targets
 from areal.resources.kinds import Ref, parse_ref
 from areal.resources.nodes import Diagnostic, ManifestError
-from areal.resources.paths import find_path, with_absolute_paths
+from areal.resources.paths import find_path, same_content, with_absolute_paths
 from areal.resources.render import ValidPart, render_valid
 from areal.resources.resource import Rendered, Resource
+from areal.resources.tree import leaves
 from areal.resources.validation import spec_model
 from areal.state.records import StoredObject
 
@@ -234,7 +235,7 @@ class _Manifests:
                 return self._possible_targets(stored, wanted, targets, refused)
             _raise_errors(list(errors.values()))
             targets += self._pruned(stored, wanted)
-            check_removals(stored, targets)
+            check_removals(stored, targets, self._needs_nothing)
             return tuple(targets)
 
         options = {name: getattr(request, name) for name in _OPTIONS}
@@ -253,7 +254,9 @@ class _Manifests:
         refused |= {str(ref): ManifestError(it) for ref, it in self._faults_against_state(stored, known).items()}
         replaced = {item.ref for item in self.resources} if self.request.replace else set()
         recreate = [str(it.ref) for it in stored if it.uid in self.request.recreate or str(it.ref) in replaced]
-        read = [item for item in _with_working_dirs(self.resources, stored, recreate) if item.ref not in refused]
+        placed = _with_working_dirs(self.resources, stored, recreate)
+        settled = _with_files_in_use(placed, stored, recreate, self.command.ctx.report)
+        read = [item for item in settled if item.ref not in refused]
         refused |= {str(ref): ManifestError(it) for ref, it in self._start_faults(read, stored, recreate).items()}
         wanted: Sequence[Wanted] = [item for item in read if item.ref not in refused]
         for controller in controllers({item.kind for item in stored} | {item.kind for item in wanted}):
@@ -288,7 +291,7 @@ class _Manifests:
         try:
             if going and self.faults:
                 raise InvalidManifest("the objects to prune are not known while manifests have faults")
-            check_removals(stored, [*targets, *going])
+            check_removals(stored, [*targets, *going], self._needs_nothing)
         except ArealError as error:
             refused |= {target.ref: error for target in going}
         targets = [target for target in (*targets, *going) if target.ref not in refused]
@@ -335,6 +338,13 @@ class _Manifests:
             self.checked.update({resource.ref: found.get(resource.ref, []) for _, resource in mine})
         return {it.ref: faults for _, it in beginning if (faults := self.checked[it.ref])}
 
+    def _needs_nothing(self, item: StoredObject) -> bool:
+        """Return whether an object has ended, and these manifests do not declare it again."""
+        from areal.reconcilers.status import completion_of
+
+        declared = any(each.ref == str(item.ref) for each in self.resources)
+        return not declared and bool(completion_of(self.command.ctx.home, item).ended)
+
     def _pruned(self, stored: Sequence[StoredObject], wanted: Sequence[Wanted]) -> list[Target]:
         return pruned(stored, wanted, prune=self.request.prune, set_name=self.request.set_name)
 
@@ -373,6 +383,35 @@ def _with_working_dirs(
         )
 
     return [placed(item) for item in wanted]
+
+
+def _with_files_in_use(
+    wanted: Iterable[Wanted], stored: Iterable[StoredObject], recreate: Sequence[str], report: StageReporter
+) -> list[Wanted]:
+    """Return ``wanted``. An object whose manifest is now in another folder keeps the recorded files and folders if
+    those beside the manifest hold the same, so that a copy of a folder replaces no process."""
+    known = {str(item.ref): item.applied for item in stored if str(item.ref) not in recreate}
+
+    def settled(item: Wanted) -> Wanted:
+        layer = known.get(item.ref)
+        before = ((layer.source or {}) if layer is not None else {}).get("file", "")
+        now = (item.source or {}).get("file", "")
+        if layer is None or before == now or layer.spec == item.spec or not (before[:1] == now[:1] == "/"):
+            return item
+        recorded = [value for value in leaves(layer.spec).values() if isinstance(value, str)]
+
+        def in_use(value: str, *_: object) -> Path | None:
+            place = os.path.normpath(Path(before).parent / os.path.relpath(value, Path(now).parent))
+            if value[:1] != "/" or value == item.spec.get("workingDir") or place == value or place not in recorded:
+                return None
+            if not same_content(place, value):
+                return None
+            report(item.ref, f"its files are the same as before, and {place} stays in use")
+            return Path(place)
+
+        return replace(item, spec=with_absolute_paths(item.kind, item.spec, find=in_use))
+
+    return [settled(item) for item in wanted]
 
 
 def _by_kind(resources: Iterable[Resource]) -> dict[str, list[Resource]]:

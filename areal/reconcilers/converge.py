@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from areal import interrupt
-from areal.errors import ArealError, TimedOut, UsageFault
+from areal.errors import ArealError, InvalidManifest, TimedOut, UsageFault
 from areal.installation import install_command, module_argv
 from areal.reconcilers.context import Context, Deadline, Outcome
 from areal.reconcilers.kinds import controller_of
@@ -150,7 +150,14 @@ def _check_start(command: CommandContext, prepared: Prepared) -> None:
         demand = command.scheduler_of(planned, op.ref), {**wanted, "cpus": cpus, "memory_bytes": memory_bytes}
         if demand not in demands:
             demands.append(demand)
-    _require_packages(command, planned, starting)
+    local = {ref: each for ref, each in starting.items() if command.scheduler_of(planned, ref)["type"] == LOCAL}
+    _require_packages(local)
+    for ref, item in local.items():
+        for place, program in controller_of(item.kind).programs(item.spec).items():
+            from shutil import which  # with what it imports, only where a program is named
+
+            if which(program) is None:
+                raise InvalidManifest(f"{ref}: {place}: there is no program {program!r}")
     for scheduler, wanted in demands:
         command.backend.named(scheduler["type"]).require_possible(scheduler, **wanted)
     for kind in sorted({item.kind for item in starting.values()}):
@@ -158,18 +165,12 @@ def _check_start(command: CommandContext, prepared: Prepared) -> None:
         controller_of(kind).check_start(mine, command.ctx.report)
 
 
-def _require_packages(
-    command: CommandContext, planned: Mapping[str, StoredObject], starting: Mapping[str, StoredObject]
-) -> None:
+def _require_packages(starting: Mapping[str, StoredObject]) -> None:
     """Raise UsageFault if this Python lacks packages of processes that it starts on this machine."""
-    needs = {ref: controller_of(item.kind).packages(item.spec) for ref, item in starting.items()}
-    absent = {package for package in {name for each in needs.values() for name in each} if not find_spec(package)}
-    lacking = {
-        package: needs[ref][package]
-        for ref in starting
-        for package in sorted(absent.intersection(needs[ref]))
-        if command.scheduler_of(planned, ref)["type"] == LOCAL
-    }
+    needs: dict[str, str] = {}
+    for item in starting.values():
+        needs |= controller_of(item.kind).packages(item.spec)
+    lacking = {package: needs[package] for package in sorted(needs) if not find_spec(package)}
     if lacking:
         hint = install_command(",".join(sorted(set(lacking.values()))))
         raise UsageFault(f"the processes need packages that are not installed: {', '.join(lacking)}", hint=hint)

@@ -214,7 +214,10 @@ def target_for(
     layers, taken = ((), ()) if wanted.fresh else _settle_conflicts(wanted, stored, layer, force_conflicts, where)
     if not any((old.manager, old.spec) == (layer.manager, layer.spec) for old in layers):  # moving a file is no change
         layers = replace_layer(layers, layer)
-    after = replace(stored, layers=layers, set_name=set_name or stored.set_name, **_metadata(wanted))
+    declared = {"layers": layers, "set_name": set_name or stored.set_name, **_metadata(wanted)}
+    if all(getattr(stored, name) == value for name, value in declared.items()):
+        return Target(stored, "unchanged")
+    after = replace(stored, **declared)
     target = compared(stored, after, taken, where, may_replace=replace_it)
     return replace(target, object=_new_object(wanted, layer, after.set_name)) if target.action == "replace" else target
 
@@ -443,9 +446,14 @@ def deletions(stored: Sequence[StoredObject], refs: Iterable[str], *, cascade: b
         causes.update(more)
 
 
-def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) -> None:
-    """Raise Conflict if a protected object, or one that a remaining object needs, would be deleted. An object with an
-    unreadable record counts as needing what its newest revision needs."""
+def check_removals(
+    stored: Sequence[StoredObject],
+    targets: Sequence[Target],
+    has_ended: Callable[[StoredObject], bool] = lambda item: False,
+) -> None:
+    """Raise Conflict if a protected object, or one that a remaining object needs, would be deleted. An object that
+    ``has_ended`` needs nothing any more. One with an unreadable record counts as needing what its newest revision
+    needs."""
     deleted = {target.ref: target.cause for target in targets if target.is_deleted}
     ending = [target.object if target.is_deleted else target.replaces for target in targets]
     protected = sorted(str(item.ref) for item in ending if item is not None and item.protected)
@@ -464,7 +472,7 @@ def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) ->
                     f"{path} is unreadable ({why}), and {known} {', '.join(deleted)}; nothing was deleted",
                     hint=remedy(why),
                 )
-    left = sorted(f"{ref} ({cause})" for ref, cause, _ in _dependents(after, deleted))
+    left = sorted(f"{ref} ({cause})" for ref, cause, _ in _dependents(after, deleted) if not has_ended(after[ref]))
     if left:
         raise Conflict(
             f"other objects depend on deleted ones: {', '.join(left)}; nothing was deleted",

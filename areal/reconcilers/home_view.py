@@ -230,6 +230,34 @@ def origin_rows(found: StoredObject, *, defaults: bool = False) -> list[dict[str
     return rows
 
 
+def revision_rows(home: Home, ref: Ref) -> list[dict[str, Any]]:
+    """Return the documents of an object's revisions, oldest first. ``changes``: the leaves that differ from the
+    revision before it; empty for the first that is kept. Raises NotFound."""
+    from areal.resources.tree import ABSENT, changes, path_text
+    from areal.state.objects import ObjectStore
+
+    def asked(item: StoredObject) -> dict[str, object]:
+        return {"metadata": manifest(item)["metadata"], "spec": item.spec}
+
+    def given(value: Any) -> Any:
+        return None if value is ABSENT else value
+
+    store = ObjectStore(home)
+    current = store.expect(ref)
+    before: StoredObject | None = None
+    rows: list[dict[str, Any]] = []
+    for item in store.revisions(ref):
+        found = changes(asked(before), asked(item.object)) if before is not None else ()
+        row: dict[str, Any] = {"revision": item.number, "at": item.at, "time": iso(item.at), "actor": item.actor}
+        row |= {"source": source_text(item.source), "current": item.number == current.revision, "spec": item.spec}
+        row["changes"] = [
+            {"path": path_text(each.path), "old": given(each.old), "new": given(each.new)} for each in found
+        ]
+        rows.append(row)
+        before = item.object
+    return rows
+
+
 def source_text(source: LayerSource | None) -> str | None:
     """Return ``file:line`` of a manifest; None if there was no file."""
     if not source or not source.get("file"):

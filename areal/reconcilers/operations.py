@@ -20,16 +20,15 @@ from areal.reconcilers.desired import (
     same_manifest,
     with_layer,
 )
-from areal.reconcilers.kinds import Completion, controller_of, host_of
-from areal.reconcilers.observe import ObservedRun
+from areal.reconcilers.kinds import controller_of, host_of
 from areal.reconcilers.plan import ObjectPlan, Plan
 from areal.reconcilers.planning import Policy
 from areal.reconcilers.prepare import Choose, CommandContext, plan_targets
-from areal.reconcilers.status import held_back
+from areal.reconcilers.status import completion_of, held_back
 from areal.resources.kinds import Ref
 from areal.resources.render import RenderRequest
 from areal.runtime.backends import LOCAL, Backends
-from areal.runtime.backends.base import LIVE, RunState
+from areal.runtime.backends.base import LIVE
 from areal.state.locks import lock_objects
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
@@ -155,14 +154,16 @@ def delete(
         if spare_running_jobs:
             # Jobs that have not ended, and would go or lose the service that they created.
             touched = {target.ref for target in targets} | {str(target.object.owner) for target in targets}
-            running = [ref for item in stored if (ref := str(item.ref)) in touched and _completion(ctx, item).running]
+            running = [
+                ref for item in stored if (ref := str(item.ref)) in touched and completion_of(ctx.home, item).running
+            ]
             if running:
                 raise Conflict(
                     f"{', '.join(sorted(running))} would be deleted or left without its service; nothing was changed",
                     hint="areal train stop NAME ends a job and keeps it; --cascade deletes the running jobs too, "
                     "after a yes",
                 )
-        check_removals(stored, targets)
+        check_removals(stored, targets, lambda item: bool(completion_of(ctx.home, item).ended))
         deleted.update(target.object.ref for target in targets)
         return tuple(targets)
 
@@ -196,15 +197,6 @@ def _forget(
             store.delete(ref)
             controller_of(ref.kind).deleted(ctx.home, ref)
     return [target.object.ref for target in targets if target.object.ref not in lost]
-
-
-def _completion(ctx: Context, item: StoredObject, states: Mapping[str, RunState] | None = None) -> Completion:
-    controller, ref = controller_of(item.kind), str(item.ref)
-    if not controller.runs_to_completion:
-        return Completion()
-    if states is None:
-        states = Backends(ctx.home.root).observe()
-    return controller.completion(item.spec, [ObservedRun(each) for each in states.values() if each.spec.owner == ref])
 
 
 def scale(
@@ -278,7 +270,7 @@ def suspending(ctx: Context, ref: Ref, grace_s: float | None = None) -> ObjectCh
     def edit(item: StoredObject) -> Target:
         if item.spec.get("suspend") and not item.awaits:
             return Target(item, "unchanged", cause="it is suspended already")
-        if ended := _completion(ctx, item).ended:
+        if ended := completion_of(ctx.home, item).ended:
             return Target(item, "unchanged", cause=f"it has ended: {ended}")
         return with_layer(item, SUSPEND, {"suspend": True}, _SUSPENDED)
 
@@ -309,7 +301,11 @@ def resuming(ctx: Context, ref: Ref) -> ObjectChange:
     known = {str(each.ref): each for each in store.list()}
     owner = known.get(item.owner or "")  # the owner, or the host, may have to be started instead
     for each in (item, owner):
-        if each is None or (each is item and item.spec.get("suspend")) or not (ended := _completion(ctx, each).ended):
+        if (
+            each is None
+            or (each is item and item.spec.get("suspend"))
+            or not (ended := completion_of(ctx.home, each).ended)
+        ):
             continue
         subject = str(item.ref) if each is item else f"{item.ref} belongs to {each.ref}, which"
         raise Conflict(f"{subject} has ended ({ended})", hint=f"areal restart {each.ref} runs it again")
@@ -385,7 +381,7 @@ def reconcile_once(
             (item, float(ttl_s)) for item in chosen if (ttl_s := item.spec.get("ttlSecondsAfterFinished")) is not None
         ]
         states, now = Backends(ctx.home.root).observe() if kept else {}, time.time()
-        ends = [(item.ref, _completion(ctx, item, states), ttl_s) for item, ttl_s in kept]
+        ends = [(item.ref, completion_of(ctx.home, item, states), ttl_s) for item, ttl_s in kept]
         expired = [ref for ref, end, ttl_s in ends if end.ended and end.ended_at + ttl_s <= now]
         outlived = frozenset(ref for ref in expired if _is_deletable(stored, ref))
         ended = deletions(stored, map(str, outlived), cascade=False)

@@ -13,7 +13,7 @@ from areal import interrupt
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError, TargetFailed, TimedOut
 from areal.numbers import iso
-from areal.reconcilers.kinds import controller_of, host_of, started_again_by
+from areal.reconcilers.kinds import Completion, controller_of, host_of, started_again_by
 from areal.reconcilers.observe import (
     DEPENDENCY_FAILED,
     OF_A_PROCESS,
@@ -152,13 +152,21 @@ def held_back(home: Home, backend: RunControl) -> list[StoredObject]:
     waiting = [item for item in ObjectStore(home).list() if item.awaits]
     if not waiting:
         return []
-    jobs, states = hosts_of(home, waiting), backend.observe().values()
+    jobs, states = hosts_of(home, waiting), backend.observe()
+    return [
+        item
+        for item in waiting
+        if (job := jobs.get(item.awaits)) is not None and completion_of(home, job, states).ended == "Succeeded"
+    ]
 
-    def has_succeeded(job: StoredObject) -> bool:
-        runs = [ObservedRun(state) for state in states if state.spec.owner == str(job.ref)]
-        return controller_of(job.kind).completion(job.spec, runs).ended == "Succeeded"
 
-    return [item for item in waiting if (job := jobs.get(item.awaits)) is not None and has_succeeded(job)]
+def completion_of(home: Home, item: StoredObject, states: Runs | None = None) -> Completion:
+    """Return how an object has ended. ``states``: all processes; None: they are observed if that matters."""
+    controller, ref = controller_of(item.kind), str(item.ref)
+    if not controller.runs_to_completion:
+        return Completion()
+    seen = (states if states is not None else Backends(home.root).observe()).values()
+    return controller.completion(item.spec, [ObservedRun(state) for state in seen if state.spec.owner == ref])
 
 
 def hosts_of(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObject]:
@@ -238,14 +246,15 @@ def _status(obj: StoredObject, seen: Observed, health: Health, left: str | None)
 
 _POLL_S = 0.2
 
+_AT_REST = ("Stopped", "Suspended")
+_SUCCESS = ("ready", "completed", "condition=ready", "condition=ready=true")  # in lower case
+
 Conditions = tuple[tuple[str, ...], ...]
 
 
-def wait(
-    ctx: Context, refs: Sequence[Ref], conditions: Conditions, timeout_s: float, *, stopped_fails: bool = False
-) -> Outcome:
-    """Wait until every object meets every condition, each a list of alternatives. ``stopped_fails``: a stopped job
-    raises TargetFailed. Raises TimedOut, TargetFailed, NotFound."""
+def wait(ctx: Context, refs: Sequence[Ref], conditions: Conditions, timeout_s: float) -> Outcome:
+    """Wait until every object meets every condition, each a list of alternatives. Raises TimedOut, TargetFailed,
+    NotFound."""
     from areal.reconcilers.context import ObjectOutcome, Outcome
 
     store, backend = ObjectStore(ctx.home), Backends(ctx.home.root)
@@ -274,12 +283,10 @@ def wait(
             for ref, text in ((ref, text) for ref in pending if ref in found for text in paths):
                 expression, _, value = _path(text, found[ref], seen[str(ref)])
                 lines.append(f"{ref}: {expression} is {value or 'empty'}")
-            verb = "resume" if now and now[0].phase in ("Stopped", "Suspended") else "describe"
+            verb = "resume" if now and now[0].phase in _AT_REST else "describe"
             raise TimedOut(message, hint=f"areal {verb} {pending[0]}", detail="\n".join(lines))
         for ref in pending:
             status = seen.get(str(ref))
-            if stopped_fails and status is not None and status.phase == "Stopped":
-                raise TargetFailed(f"{ref} was stopped", hint=f"areal resume {ref} goes on with it")
             attempt = status.message.partition(":")[0] if status is not None and status.phase == "Running" else ""
             if status is not None and attempt and attempts.get(ref) != attempt:  # why the one before failed
                 attempts[ref] = attempt
@@ -332,22 +339,38 @@ def _path(text: str, stored: StoredObject, status: ObjectStatus) -> tuple[str, s
 def _fail_if_stalled(
     home: Home, stored: StoredObject, status: ObjectStatus, conditions: Conditions, runs: Runs
 ) -> None:
-    """Raise TargetFailed if the wait is for success, no command is working on the object, and the object has failed or
-    only another command can continue its rollout."""
+    """Raise TargetFailed if the wait is for success, no command is working on the object, and the object has failed, is
+    at rest, or only another command can continue its rollout."""
     ref, reasons = stored.ref, {c.reason for c in status.conditions if c.type == "Ready"}
-    if not all(any(text in ("ready", "completed") for text in alternatives) for alternatives in conditions):
+    if not all(any(text.lower() in _SUCCESS for text in alternatives) for alternatives in conditions):
         return
     stalled = any(c.type == "Stalled" and c.status == "True" for c in status.conditions)
     rolled_out = any(c.type == "Degraded" and c.reason == "RolloutFailed" for c in status.conditions)
     unfinished = not is_converged(stored) and not reasons.isdisjoint(("NotConverged", "NotRouted"))
-    if not (stalled or rolled_out or unfinished) or holder(home, ref) or _converges_in_background(ref, runs):
+    resumed_by = _resumed_by(home, stored) if status.phase in _AT_REST else ""
+    waits = stalled or rolled_out or unfinished or resumed_by
+    if not waits or holder(home, ref) or _converges_in_background(ref, runs):
         return
+    if resumed_by:
+        raise TargetFailed(f"{ref} {'was stopped' if status.phase == 'Stopped' else 'is suspended'}", hint=resumed_by)
     if any(c.reason == DEPENDENCY_FAILED for c in status.conditions):
         raise TargetFailed(f"{ref} {status.message}", hint=f"areal describe {ref}")
     if stalled or rolled_out:
         hint = f"areal logs {ref}; {started_again_by(ref)} starts it again"
         raise TargetFailed(f"{ref} has failed: {status.message}", hint=hint)
     raise TargetFailed(f"{ref} waits for a command: {status.message}", hint=f"areal reconcile {ref}")
+
+
+def _resumed_by(home: Home, stored: StoredObject) -> str:
+    """Return the command that starts the processes of an object at rest; "" where a job starts them."""
+    found = [stored, *hosts_of(home, [stored]).values()]
+    if any(controller_of(item.owner.partition("/")[0]).runs_to_completion for item in found if item.owner):
+        return ""
+    if suspended := next((item.ref for item in found if item.spec.get("suspend")), None):
+        return f"areal resume {suspended} goes on with it"
+    if controller_of(stored.kind).runs_to_completion:
+        return f"areal reconcile {stored.ref} starts it again"
+    return f"it has no replicas: areal scale {stored.ref} --replicas N"
 
 
 def _converges_in_background(ref: Ref, runs: Runs) -> bool:

@@ -45,6 +45,25 @@ def resolve_model_path(path: str, source_file: str | None = None) -> str | None:
     return str(found.resolve()) if found is not None and found.is_dir() else None
 
 
+def same_content(one: str, other: str) -> bool:
+    """Return whether two files hold the same bytes, or two folders the same files. Files of one size and one time of
+    change are the same unless the time is in whole seconds, as an archive has it."""
+    import filecmp
+
+    try:
+        if os.path.isdir(one) != os.path.isdir(other):  # noqa: PTH112
+            return False
+        if os.path.isdir(one):  # noqa: PTH112
+            names = os.listdir(one)  # noqa: PTH208
+            return sorted(names) == sorted(os.listdir(other)) and all(  # noqa: PTH208
+                same_content(f"{one}/{name}", f"{other}/{name}") for name in names
+            )
+        exact = os.stat(one).st_mtime_ns % 1_000_000_000 == 0  # noqa: PTH116
+        return filecmp.cmp(one, other, shallow=not exact)
+    except OSError:
+        return False
+
+
 def is_there(path: str, source_file: str | None = None) -> bool:
     """Return whether ``path`` exists, relative to the working directory, else to the folders of its manifest."""
     return find_path(path, source_file) is not None

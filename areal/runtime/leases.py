@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from areal.dataclasses import asdict, dataclass
 from areal.errors import ArealError, NoCapacity, TimedOut
-from areal.files import parse_json, still_named, try_lock
+from areal.files import parse_json, read_bytes, still_named, try_lock
 from areal.runtime import procfs
 from areal.runtime.backends.base import RunSpec
 
@@ -59,11 +59,14 @@ class PortOwner:
 
     @property
     def remedy(self) -> str:
-        """What frees the port. A run whose folder was lost can only be ended by ``areal doctor`` of its home."""
+        """What frees the port. A run whose folder was lost can only be ended by ``areal doctor`` of its home; another
+        one would be started again by its supervisor, so that its object has to be found."""
         folder = procfs.environment(self.pid).get(procfs.RUN_DIR_VARIABLE) if self.pid is not None else None
-        if not folder or os.path.isdir(folder):
+        if not folder:
             return "stop that process"
         home = os.path.dirname(os.path.dirname(folder))
+        if os.path.isdir(folder):
+            return f"`areal get processes --home {home}` shows whose process it is: stop that object"
         return f"its run folder is lost, and `areal doctor --fix --yes --home {home}` ends it"
 
 
@@ -92,7 +95,7 @@ def candidates(owner: str, scope: str = "") -> Iterator[int]:
     """Iterate over the automatic ports from a starting point that depends on the owner and its home. A port just
     released is thus not chosen next, and an owner of the same name in another home does not take the port of a process
     that is replaced."""
-    low, high = map(int, procfs.read_bytes("/proc/sys/net/ipv4/ip_local_port_range").split())
+    low, high = map(int, read_bytes("/proc/sys/net/ipv4/ip_local_port_range").split())
     usable = [port for port in range(FIRST_PORT, LAST_PORT + 1) if not low <= port <= high]
     start = zlib.crc32(f"{scope} {owner}".encode("utf-8", "surrogateescape")) % max(1, len(usable))
     yield from usable[start:]
@@ -297,7 +300,7 @@ class LeaseDir:
     def holder(self, name: str) -> LeaseHolder | None:
         """Return the holder that the file names, None if it is unreadable. The lease may be free."""
         try:
-            return LeaseHolder(**parse_json(procfs.read_bytes(self._file(name))))
+            return LeaseHolder(**parse_json(read_bytes(self._file(name))))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -335,9 +338,13 @@ class LeaseDir:
 
     def _taken(self, name: str) -> NoCapacity:
         kind, _, which = name.partition("-")
-        holder = self.holder(name) or "an unknown process"
+        holder = self.holder(name)
         noun = "GPU" if kind == "gpu" else kind
-        return NoCapacity(f"{noun} {which} is held by {holder}", hint="areal get processes, or areal doctor")
+        home = "" if holder is None or self.is_of_this_home(holder) else f" --home {holder.scope}"
+        return NoCapacity(
+            f"{noun} {which} is held by {holder or 'an unknown process'}",
+            hint=f"areal get processes{home} shows it, or areal doctor{home}",
+        )
 
     def _file(self, name: str) -> str:
         return f"{self.path}/{name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -280,10 +281,62 @@ def test_wait_times_out_at_deadline(areal: Areal, record: Callable[..., Any], su
     assert result.code == (0 if suspended else 7)
     result = areal("wait", "model/qwen", "--for", "jsonpath={.status.ready}=2", "--timeout", "200ms", "-q")
     assert result.code == 7 and "Model/qwen: {.status.ready} is 0/" in result.err
-    result = areal("wait", "model/qwen", "--for", "ready", "--timeout", "200ms", "-q")
-    assert not suspended or "hint: areal resume Model/qwen" in result.err, result
     result = areal("wait", "model/qwen", "--for", "jsonpath={.status.redy}=2", "--timeout", "200ms", "-q")
     assert "Model/qwen: {.status.redy} is empty" in result.err
+
+
+@pytest.mark.parametrize("condition", ["ready", "condition=Ready", "ready,completed"])
+def test_wait_for_object_at_rest_fails_at_once(areal: Areal, record: Callable[..., Any], condition: str) -> None:
+    qwen = {"backend": "embedded", "path": "."}
+    record("InferenceService", "off", {"suspend": True})
+    record("Model", "itself", {**qwen, "suspend": True})
+    record("Model", "hosted", {**qwen, "service": "off"})
+    record("Model", "empty", {**qwen, "replicas": 0})
+    record("TrainJob", "stopped", {"driver": "m:f", "suspend": True})
+    for ref, why, hint in (
+        ("Model/itself", "is suspended", "areal resume Model/itself"),
+        ("Model/hosted", "is suspended", "areal resume InferenceService/off"),
+        ("Model/empty", "is suspended", "areal scale Model/empty --replicas N"),
+        ("TrainJob/stopped", "was stopped", "areal resume TrainJob/stopped"),
+    ):
+        result = areal("wait", ref, "--for", condition, "--timeout", "5m", "-q")
+        assert result.code == 8 and f"{ref} {why}" in result.err and hint in result.err, result
+    result = areal("wait", "job/stopped", "--for", "completed", "--timeout", "5m", "-q")
+    assert (result.code, result.err) == (8, areal("train", "wait", "stopped", "--timeout", "5m", "-q").err)
+
+
+def test_engine_python_that_does_not_exist_is_refused_before_anything_is_recorded(
+    areal: Areal, tmp_path: Path, home: Home
+) -> None:
+    model = "{backend: vllm, path: org/name, resources: {gpus: 0}, env: {AREAL_ENGINE_PYTHON: /nowhere/python}}"
+    (tmp_path / "m.yaml").write_text(MANIFEST.rpartition("spec:")[0] + f"spec: {model}\n")
+    result = areal("apply", "-f", str(tmp_path / "m.yaml"))
+    assert result.code == 3
+    assert "Model/qwen: spec.env.AREAL_ENGINE_PYTHON: there is no program '/nowhere/python'" in result.err
+    assert areal("get", "-o", "name").out == ""
+
+
+def test_manifests_copied_to_another_folder_replace_nothing(areal: Areal, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "model").mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "weights"):
+        (here / "model" / name).write_text("{}")
+    text = MANIFEST.replace("examples/reverse_digits/model", "./model").replace("18099}", "18099}, suspend: true")
+    (here / "service.yaml").write_text(text)
+    assert areal("apply", "-f", str(here / "service.yaml")).code == 0
+    shutil.copytree(here, there)
+
+    same = areal("diff", "-f", str(there / "service.yaml"))
+    assert same.code == 0 and same.out.startswith("2 unchanged\n"), same
+    assert "Model/qwen: its files are the same as before" in same.err and "here/model stays in use" in same.err
+
+    (there / "model" / "weights").write_text("[]")
+    assert f"{here}/model' -> '{there}/model'" in areal("diff", "-f", str(there / "service.yaml")).out
+    (there / "model" / "weights").write_text("{}")
+    (here / "service.yaml").write_text(text.replace("./model", f"{there}/model"))
+    assert f"{here}/model' -> '{there}/model'" in areal("diff", "-f", str(here / "service.yaml")).out, "as asked for"
+    here.rename(tmp_path / "gone")
+    assert f"{here}/model' -> '{there}/model'" in areal("diff", "-f", str(there / "service.yaml")).out
 
 
 def test_destructive_verb_asks_on_terminal(home: Home, record: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,11 @@ def test_history_lists_revisions_and_prints_one(areal: Areal, record: Record) ->
     rows = areal("history", "model/qwen", "--json").items
     assert [(row["revision"], row["spec"]["replicas"], row["current"]) for row in rows] == [(1, 1, False), (2, 2, True)]
     assert rows[0]["actor"] == "ann@desk" and rows[0]["source"] == "service.yaml:3"
+    assert [row["changes"] for row in rows] == [[], [{"path": "spec.replicas", "old": 1, "new": 2}]]
+    record("Model", "qwen", {**QWEN, "replicas": 2, "suspend": True}, labels={"tier": "prod"})
+    table = areal("history", "model/qwen").out
+    assert "spec.replicas: 1 -> 2" in table
+    assert 'metadata.labels.tier: (not set) -> "prod"; spec.suspend: (not set) -> true' in table
     assert yaml.safe_load(areal("history", "model/qwen", "--revision", "1").out)["replicas"] == 1
     assert areal("history", "model/qwen", "--revision", "7").code == 4
 
@@ -335,6 +341,21 @@ class TestJobsThatHaveEnded:
     def test_finished_job_elapsed_time_is_fixed(self, areal: Areal) -> None:
         assert areal("train", "status", "done", "--json").json["elapsedSeconds"] == pytest.approx(64.0)
         assert "64s" in areal("train", "ps", "-a").out and "64s" in areal("train", "status", "done").out
+
+    def test_model_that_only_finished_jobs_name_is_deleted(self, areal: Areal, record: Record, home: Home) -> None:
+        record("InferenceService", "default", {"suspend": True})
+        uses = {"driver": "m:f", "rollout": {"service": "default", "model": "qwen"}}
+        record("TrainJob", "used", uses)
+        record("TrainJob", "uses", {**uses, "suspend": True})
+        end_run(
+            home, RunSpec("r2", "TrainJob/used", "driver", 0, ("x",), inputs={"attempt": 1}), time.time(), "exited 0"
+        )
+        refused = areal("delete", "model/qwen", "--yes")
+        assert refused.code == 5 and "TrainJob/uses (depends on Model/qwen)" in refused.err
+        assert "TrainJob/used" not in refused.err
+        assert areal("delete", "job/uses", "--yes").code == 0
+        assert areal("delete", "model/qwen", "--yes").code == 0
+        assert areal("get", "job/used", "-o", "name").out == "trainjob/used\n"
 
     def test_finished_jobs_cannot_be_stopped_or_resumed(self, areal: Areal, home: Home) -> None:
         for words in (("train", "stop", "done"), ("suspend", "trainjob/done")):

@@ -350,6 +350,35 @@ def test_stop_with_keep_state_deletes_and_asks_nothing(areal: Areal, record: Cal
     assert len(areal("get", "-o", "name").out.split()) == 2
 
 
+def test_only_service_is_meant_without_its_name(areal: Areal, record: Callable[..., Any]) -> None:
+    record("InferenceService", "prod", {"suspend": True})
+    record("Model", "m1", {"service": "prod", "backend": "embedded", "path": "/m1"})
+    assert [row["name"] for row in areal("inf", "models", "--json").items] == ["m1"]
+    assert "inferenceservice/prod" in areal("inf", "status", "-o", "name").out
+    assert "InferenceService/prod is suspended" in areal("inf", "chat", "-m", "hello").err
+    assert printed(areal, "inf", "run")[0]["metadata"]["name"] == "default", "a new one"
+    record("InferenceService", "test", {"suspend": True})
+    refused = areal("inf", "models")
+    assert (
+        refused.code == 4 and "InferenceService/default does not exist" in refused.err and "prod, test" in refused.err
+    )
+    assert areal("config", "set", "service", "prod").code == 0
+    assert areal("inf", "models").code == 0
+
+
+@pytest.mark.parametrize("place", ["external", "engineUrl"])
+def test_scale_of_model_without_replicas_says_so(areal: Areal, record: Callable[..., Any], place: str) -> None:
+    record("InferenceService", "default", {"suspend": True})
+    external = {"external": {"url": "http://127.0.0.1:9/v1"}}
+    record("Model", "gpt", external if place == "external" else {"engineUrl": "http://127.0.0.1:9", "path": "/m1"})
+    for words in (("scale", "model/gpt"), ("scale", "inf/default"), ("inf", "scaleup", "--model", "gpt")):
+        refused = areal(*words, "--replicas", "2")
+        assert refused.code == 2, refused
+        assert (
+            f"Model/gpt has no replicas to scale: spec.{place} names a server that areal does not start" in refused.err
+        )
+
+
 # -- every verb that deletes objects
 
 DELETING = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from areal.cli import main as entry
@@ -115,6 +117,29 @@ def test_empty_name_or_path_does_not_mean_the_default(areal: Areal, words: tuple
         (("apply", "x.yaml", "--set", "a.b=c"), "x.yaml is not a saved plan"),
         (("generate", "systemd", "-R"), "-R cannot be used without -f or -k"),
         (("train", "estimate", "c.yaml", "--values", "v.yaml"), "--values cannot be used without -f or -k"),
+        (("top", "--interval", "5s"), "--interval cannot be used without --watch"),
+        (("inf", "status", "--interval", "5s"), "--interval cannot be used without --watch"),
+        (("train", "status", "x", "--interval", "5s"), "--interval cannot be used without --watch"),
+        (("reconcile", "--interval", "5s"), "--interval cannot be used without --watch"),
+        (("reconcile", "--stop-at-exit"), "--stop-at-exit cannot be used without --watch"),
+        (("reconcile", "model/x", "--watch", "--stop-at-exit"), "cannot be used with KIND/NAME"),
+        (("train", "watch", "--once", "--interval", "1"), "--once looks once"),
+        (("apply", "-f", "x.yaml", "--allow-empty"), "--allow-empty cannot be used without --prune"),
+        (("diff", "-f", "x.yaml", "--allow-empty"), "--allow-empty cannot be used without --prune"),
+        (("apply", "-k", "x", "-R"), "-R cannot be used without -f"),
+        (
+            ("diff", "-f", "x.yaml", "--format", "github", "-o", "json"),
+            "--format github and -o json exclude each other",
+        ),
+        (("generate", "docker", "-f", "x.yaml", "--force"), "--force cannot be used without --out"),
+        (("convert", __file__, "--from", "verl", "--force"), "--force cannot be used without --out"),
+        (("init", "model", "--force"), "--force replaces files"),
+        (("init", "example", "--list", "--force"), "--force replaces files"),
+        (("get", "kinds", "-w", "--sort-by", "age"), "--watch, --sort-by cannot be used with kinds"),
+        (("get", "model/x", "--show-origin", "-l", "a=b"), "--selector cannot be used with --show-origin"),
+        (("inf", "stop", "--all", "--service", "x", "--yes"), "--all stops every service"),
+        (("agent", "stop", "--all", "--service", "x", "--yes"), "--all stops every service"),
+        (("get", "-w=true"), "-w"),
         (("get", "model", "x/y"), "mixes"),
         (("describe", "model"), "a name is missing"),
         (("describe", "model/../x"), "is not a name"),
@@ -138,6 +163,16 @@ def test_wrong_usage_exits_2_with_reason(areal: Areal, words: tuple[str, ...], m
     assert message in result.err
     assert result.out == ""
     assert "Traceback" not in result.err
+
+
+def test_short_option_takes_its_value_after_equals_sign(areal: Areal, tmp_path: Path) -> None:
+    (tmp_path / "a=b.yaml").write_text(
+        "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: default, labels: {tier: prod}}\n"
+    )
+    assert areal("validate", f"-f={tmp_path}/a=b.yaml", "-o=name").code == 0
+    assert areal("apply", f"-f={tmp_path}/a=b.yaml", "--set", "spec.suspend=true").code == 0
+    assert areal("get", "inf", "-l=tier=prod", "-o=name").out == "inferenceservice/default\n"
+    assert areal("get", "inf", "-l=tier=test", "-oname").out == ""
 
 
 @pytest.mark.parametrize(
@@ -197,10 +232,8 @@ def test_every_kind_of_error_has_its_exit_status(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_manifest_errors_are_listed_by_position(areal: Areal, tmp_path: object) -> None:
-    from pathlib import Path
-
-    file = Path(str(tmp_path)) / "bad.yaml"
+def test_manifest_errors_are_listed_by_position(areal: Areal, tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
     file.write_text("apiVersion: areal.dev/v1alpha1\nkind: Model\nmetadata: {name: x}\nspec: {pth: 1, replicas: no}\n")
     result = areal("validate", "-f", str(file))
     assert result.code == 3

@@ -35,8 +35,9 @@ def neighbours(lease_dir: Path) -> LeaseDir:
 def test_acquire_of_a_held_lease_names_the_holder(leases: LeaseDir, neighbours: LeaseDir) -> None:
     leases.acquire("port-1", owner="Model/a", uid="r1")
 
-    with pytest.raises(NoCapacity, match=r"port 1 is held by Model/a \(home /home/a, run r1, user id \d+\)"):
+    with pytest.raises(NoCapacity, match=r"port 1 is held by Model/a \(home /home/a, run r1, user id \d+\)") as held:
         neighbours.acquire("port-1", owner="Model/b")
+    assert held.value.hint == "areal get processes --home /home/a shows it, or areal doctor --home /home/a"
 
 
 def test_acquire_after_close_succeeds(leases: LeaseDir, neighbours: LeaseDir) -> None:

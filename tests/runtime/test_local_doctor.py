@@ -149,7 +149,7 @@ def test_run_without_folder_is_reported_once_with_its_port(local: LocalBackend, 
     code = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(1000)"
     local.start(run_spec(argv=python(code), ports=(port,)))
     until(lambda: port_owner(port), "it to listen")
-    assert (port_owner(port) or pytest.fail()).remedy == "stop that process"
+    assert "`areal get processes --home" in (port_owner(port) or pytest.fail()).remedy
 
     shutil.move(local.store.folder("r1"), tmp_path / "lost")
 

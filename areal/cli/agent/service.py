@@ -122,7 +122,7 @@ def stop(cli: Invocation, service: str, **given: Any) -> int:
 @local_options
 def logs(cli: Invocation, service: str, query: LogQuery) -> int:
     """Print logs of an agent service's processes, merged in order of time."""
-    return show_logs(cli, stored(cli.home, Ref(AGENT_SERVICE, check_name(service))).ref, query)
+    return show_logs(cli, stored(cli.home, Ref(AGENT_SERVICE, service)).ref, query)
 
 
 @click.command()
@@ -143,7 +143,7 @@ def scaledown(cli: Invocation, service: str, scale: ScaleFlags) -> int:
 
 def _scale(cli: Invocation, service: str, scale: ScaleFlags, *, up: bool) -> int:
     scale.require_one("--pairs")
-    found = stored(cli.home, Ref(AGENT_SERVICE, check_name(service)))
+    found = stored(cli.home, Ref(AGENT_SERVICE, service))
     return scale_service(cli, found, scale, f"areal agent {{}} --service {service}", up=up)
 
 
@@ -192,7 +192,7 @@ def _status(cli: Invocation, service: str) -> dict[str, object]:
     if chosen is not None:
         return _remote(chosen)
     home = HomeView(cli.home)
-    found = stored(cli.home, Ref(AGENT_SERVICE, check_name(service)))
+    found = stored(cli.home, Ref(AGENT_SERVICE, service))
     document, _ = service_status(home, found)
     return document | _about(home, found)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from areal.cli.objects import complete_names, home_of, names_of
+from areal.cli.objects import complete_names, service_name
 from areal.cli.options import FiniteRange, Invocation, common, output, pass_invocation, read_options, remote, stack
 from areal.cli.output import Column, clock, emit_one, field
 from areal.cli.remote import gateway, gateway_of
@@ -30,15 +30,12 @@ _CALL_S = 60.0  # a call may start or export an RL session
 _TEXT = 600  # characters of a tool's arguments and result on a page
 
 
-def _only_service(ctx: click.Context, param: click.Parameter, given: str | None) -> str:
-    names = names_of(home_of(ctx), AGENT_SERVICE) if given is None else [given]
-    return names[0] if len(names) == 1 else "default"
-
-
 service_option = click.option(
     "--service",
     metavar="NAME",
-    callback=_only_service,
+    callback=lambda ctx, param, given: (
+        given if ctx.resilient_parsing else service_name(ctx.ensure_object(Invocation), given, AGENT_SERVICE)
+    ),
     shell_complete=complete_names(AGENT_SERVICE),
     help="The agent service  [default: the only one, else 'default'].",
 )

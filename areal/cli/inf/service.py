@@ -28,7 +28,7 @@ from areal.cli.services import (
 from areal.errors import Conflict, NotFound, UsageFault
 from areal.files import parse_json
 from areal.reconcilers.home_view import service_of
-from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref
+from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref, check_name
 
 if TYPE_CHECKING:
     from areal.state.records import StoredObject
@@ -129,7 +129,12 @@ def _typed(text: str) -> Any:
 
 @click.command(cls=DryRunCommand)
 @click.argument("name", required=False, shell_complete=complete_names(INFERENCE_SERVICE))
-@service_option
+@click.option(
+    "--service",
+    metavar="NAME",
+    shell_complete=complete_names(INFERENCE_SERVICE),
+    help="The same as NAME  [default: `areal config set service`, else 'default'].",
+)
 @gateway_options(8080)
 @click.option("--routing-strategy", type=click.Choice(_STRATEGIES), help="How the router picks replicas.")
 @click.option("--launch-timeout", type=Seconds(), metavar="TIME", help="Gateway and router must be up within  [60s].")
@@ -158,7 +163,7 @@ def run(
     """
     if name and service and name != service:
         raise UsageFault(f"NAME says {name} and --service says {service}; give one of them")
-    ref = Ref(INFERENCE_SERVICE, service_name(cli, service or name))
+    ref = Ref(INFERENCE_SERVICE, check_name(service or name or str(cli.default("service") or "default")))
     if flags.given and not model:
         raise UsageFault(f"{flags.given[0]} needs --model NAME")
     if settings["routing_strategy"] == "least_busy":  # AReaL's name

@@ -179,6 +179,10 @@ class KindController:
         """Return packages that the object's processes import, each with the extra that installs it."""
         return {}
 
+    def programs(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return programs that the object's processes run, by the field that names each."""
+        return {}
+
     def check_start(self, starting: Mapping[str, StoredObject], report: StageReporter) -> None:
         """Check the files of objects whose processes a plan starts, before its first effect. Raises ArealError."""
 

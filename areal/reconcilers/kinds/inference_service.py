@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import NotFound, UsageFault, did_you_mean
-from areal.reconcilers.kinds import Endpoint, ServiceController, lazy
+from areal.reconcilers.kinds import Endpoint, ServiceController, controller_of, lazy
 from areal.reconcilers.observe import Health, Observed, best_run, judge, serves
 from areal.resources.kinds import Ref
 
@@ -45,4 +45,4 @@ class InferenceServiceController(ServiceController):
             raise UsageFault(f"{ref} has {len(models)} models; say which", hint="--model NAME")
         if model is not None and model not in models:
             raise NotFound(f"{ref} has no model {model!r}{did_you_mean(model, models)}")
-        return Ref("Model", model or models[0])
+        return controller_of("Model").scaled(store, Ref("Model", model or models[0]), None)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal.errors import UsageFault
 from areal.installation import module_argv
 from areal.reconcilers.kinds import Endpoint, KindController, StageReporter, folders_without_object, lazy
 from areal.reconcilers.observe import Health, Observed, ObservedRun, routed_health
@@ -105,8 +106,15 @@ class ModelController(KindController):
         return faults
 
     def packages(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
-        is_embedded = "engine" in self.slots(spec, None) and str(spec.get("backend", "embedded")).startswith("embedded")
+        is_embedded = self._starts(spec, "embedded")
         return dict.fromkeys(("orjson", "torch", "transformers"), "embedded") if is_embedded else {"orjson": "serve"}
+
+    def programs(self, spec: Mapping[str, Any]) -> Mapping[str, str]:
+        python = (spec.get("env") or {}).get("AREAL_ENGINE_PYTHON")
+        return {"spec.env.AREAL_ENGINE_PYTHON": str(python)} if python and self._starts(spec, "vllm", "sglang") else {}
+
+    def _starts(self, spec: Mapping[str, Any], *engines: str) -> bool:
+        return "engine" in self.slots(spec, None) and str(spec.get("backend", "embedded")).startswith(engines)
 
     def host(self, spec: Mapping[str, object]) -> str:
         return service_ref(spec)
@@ -146,6 +154,13 @@ class ModelController(KindController):
             return int(spec["replicas"])
         found = re.search(r"[:.](?:[a-z]\d+)*?d(\d+)", str(spec.get("backend", "")))
         return int(found[1]) if found else 1
+
+    def scaled(self, store: ObjectStore, ref: Ref, model: str | None) -> Ref:
+        found = super().scaled(store, ref, model)
+        spec = store.expect(found).spec
+        if place := "external" if spec.get("external") else "engineUrl" if spec.get("engineUrl") else "":
+            raise UsageFault(f"{found} has no replicas to scale: spec.{place} names a server that areal does not start")
+        return found
 
     def needed_to_end(self, found: StoredObject, observed: Observed) -> tuple[ObservedRun, ...]:
         return (*observed.of(str(found.ref)), *observed.of(service_ref(found.spec), "router"))
