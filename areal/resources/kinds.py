@@ -12,7 +12,7 @@ import importlib
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from areal.dataclasses import dataclass
 from areal.errors import NotFound, UsageFault, did_you_mean
@@ -114,8 +114,7 @@ def components_of(kinds: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for kind in kinds for name in KINDS[kind].components))
 
 
-@dataclass(frozen=True)
-class Ref:
+class Ref(NamedTuple):
     """Reference to an object by kind and name."""
 
     kind: str
@@ -123,9 +122,6 @@ class Ref:
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.name}"
-
-    def __lt__(self, other: Ref) -> bool:
-        return (self.kind, self.name) < (other.kind, other.name)
 
     @property
     def sort_key(self) -> tuple[int, str]:

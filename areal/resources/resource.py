@@ -7,7 +7,8 @@ check all resources together: duplicates, served names, references, cycles. ``gr
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import did_you_mean
@@ -66,7 +67,7 @@ class Resource:
     spec_path: FieldPath = field(compare=False, repr=False, default=("spec",))
     origin: str = field(compare=False, default="")
 
-    @property
+    @cached_property
     def ref(self) -> Ref:
         return Ref(self.kind, self.name)
 
@@ -84,16 +85,27 @@ class Resource:
         return Diagnostic(self.pos_of(path), self.text_of(path), message, hint)
 
 
-@dataclass(frozen=True)
-class PlacedReference:
-    """A reference from ``source`` to ``target`` at ``pos``. ``declared``: the target is among the rendered resources;
-    otherwise it must exist in state."""
+class PlacedReference(NamedTuple):
+    """A reference from ``resource`` to ``target``, at ``place`` in its spec or its metadata. ``declared``: the target
+    is among the rendered resources; otherwise it must exist in state."""
 
-    source: Ref
+    resource: Resource
     target: Ref
-    path: str
-    pos: Pos
+    place: FieldPath
+    in_metadata: bool
     declared: bool
+
+    @property
+    def source(self) -> Ref:
+        return self.resource.ref
+
+    @property
+    def path(self) -> str:
+        return path_text(("metadata", *self.place)) if self.in_metadata else self.resource.text_of(self.place)
+
+    @property
+    def pos(self) -> Pos:
+        return locate(self.resource.metadata_node if self.in_metadata else self.resource.spec_node, self.place)
 
 
 @dataclass(frozen=True)
@@ -188,9 +200,9 @@ def _metadata(document: Document) -> Metadata | None:
     if node is None:
         document.report(document.node.pos, "", 'required field "metadata" is missing: it holds the name')
         return None
-    metadata, faults = validation.check_model(Metadata, plain(node))
+    metadata, faults = validation.check_metadata(plain(node))
     _report(faults, document, node, ("metadata",))
-    return metadata if isinstance(metadata, Metadata) else None
+    return metadata
 
 
 def _spec_node(document: Document) -> MappingNode | None:
@@ -282,11 +294,10 @@ def place_references(resources: Sequence[Resource]) -> tuple[PlacedReference, ..
     found = []
     for resource in resources:
         for index, text in enumerate(resource.depends_on):
-            target, pos = parse_ref(text), locate(resource.metadata_node, ("dependsOn", index))
-            found.append(PlacedReference(resource.ref, target, f"metadata.dependsOn[{index}]", pos, target in declared))
-        for reference in references(resource.kind, resource.spec):
-            target, pos, path = reference.ref, resource.pos_of(reference.path), resource.text_of(reference.path)
-            found.append(PlacedReference(resource.ref, target, path, pos, target in declared))
+            target = parse_ref(text)
+            found.append(PlacedReference(resource, target, ("dependsOn", index), True, target in declared))
+        for path, target in references(resource.kind, resource.spec):
+            found.append(PlacedReference(resource, target, path, False, target in declared))
     return tuple(found)
 
 

@@ -6,17 +6,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import starmap
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from areal.errors import InvalidManifest, did_you_mean
-from areal.resources.fields import PATTERN_WORDS, Fault, SpecModel, fields_of, resolve
-from areal.resources.kinds import KINDS, Ref, load
+from areal.resources.fields import PATTERN_WORDS, Fault, Metadata, SpecModel, fields_of, resolve
+from areal.resources.kinds import KINDS, Ref, load, name_problem
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass, get_path, path_text
+
+M = TypeVar("M", bound=SpecModel)
 
 
 class Reference(NamedTuple):
@@ -39,7 +42,7 @@ def effective(kind: str, sparse: Mapping[str, object]) -> Any:
     The return type is Any because the class depends on ``kind``: a caller that knows the kind annotates the result.
     """
     try:
-        return _valid_spec(kind, json.dumps(sparse))
+        return _valid(spec_model(kind), json.dumps(sparse))
     except _SpecFaults as error:
         lines = [f"{path_text(('spec', *fault.path))}: {fault.message}" for fault in error.faults]
         raise InvalidManifest(f"the spec of this {kind} is not valid: {'; '.join(lines)}") from None
@@ -48,7 +51,7 @@ def effective(kind: str, sparse: Mapping[str, object]) -> Any:
 def spec_faults(kind: str, sparse: Mapping[str, object]) -> list[Fault]:
     """Return the faults of a sparse spec."""
     try:
-        _valid_spec(kind, json.dumps(sparse))
+        _valid(spec_model(kind), json.dumps(sparse))
     except _SpecFaults as error:
         return error.faults
     return []
@@ -65,13 +68,24 @@ class _SpecFaults(Exception):
 
 
 @lru_cache(1024)
-def _valid_spec(kind: str, sparse: str) -> SpecModel:
-    """Return a sparse spec (JSON) with its defaults. Raises _SpecFaults. A command reads a spec several times, and a
+def _valid(model: type[SpecModel], sparse: str) -> SpecModel:
+    """Return a sparse map (JSON) with its defaults. Raises _SpecFaults. A command reads a spec several times, and a
     large apply has many that are equal."""
-    spec, faults = check_model(spec_model(kind), json.loads(sparse))
+    spec, faults = check_model(model, json.loads(sparse))
     if spec is None:
         raise _SpecFaults(faults)
     return spec
+
+
+def check_metadata(given: Any) -> tuple[Metadata | None, list[Fault]]:
+    """Return an object's metadata (None if they are invalid), and their faults. The metadata of many objects differ in
+    nothing but the name."""
+    name = given.get("name") if isinstance(given, dict) else None
+    if isinstance(name, str) and name_problem(name) is None:
+        with suppress(_SpecFaults):
+            valid: Any = _valid(Metadata, json.dumps({**given, "name": "any"}))
+            return valid.model_copy(update={"name": name}), []
+    return check_model(Metadata, given)
 
 
 @cache
@@ -130,7 +144,7 @@ _BOUNDS = {
 _YAML_1_1_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
-def check_model(model: type[SpecModel], value: Any) -> tuple[SpecModel | None, list[Fault]]:
+def check_model(model: type[M], value: Any) -> tuple[M | None, list[Fault]]:
     """Return ``value`` as an instance of ``model`` (None if it is invalid), and its faults."""
     try:
         spec = model.model_validate(value)

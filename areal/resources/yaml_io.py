@@ -12,12 +12,19 @@ becomes 90, ``1e-3`` stays text. Here only ``true`` and ``false`` are booleans, 
 In manifests, a literal ``${{`` is escaped.
 """
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable
 from typing import Any
+
+_UNPRINTABLE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
+_NOT_PRINTABLE = "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+# PyYAML compiles the same set in this form when it is imported, which takes ten times as long: 4 ms.
+getattr(re, "_cache", {})[str, _NOT_PRINTABLE, 0] = _UNPRINTABLE
 
 import yaml
 
@@ -32,7 +39,6 @@ MAX_DOCUMENT_NODES = 200_000
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DROPPED = "\0"  # not a valid anchor: marks a list or map in place of a key, which is dropped when it closes
 _CONTAINER_TAGS = {None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
-_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MARK = re.compile("^\ufeff", re.MULTILINE)  # a byte order mark, which files that are joined each begin with
 _PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE)
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
@@ -129,7 +135,7 @@ def load_documents(text: str, file: str, problems: Problems, *, at: Pos | None =
             yaml.AliasEvent: builder.alias,
             yaml.DocumentStartEvent: builder.begin,
         }
-        for event in yaml.parse(text, Loader=_Loader):
+        for event in iter(_Loader(text).get_event, None):  # `yaml.parse` asks for each event twice
             if handle := take.get(type(event)):
                 handle(event)
     except yaml.MarkedYAMLError as error:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 
+from areal.files import read_bytes
+
 _DEAD_STATES = frozenset("ZXx")
 
 
@@ -44,21 +46,6 @@ class Stat:
         """A zombie holds no memory, no lock and no port: for us it is dead. The first thread of a process is a zombie
         before the others have ended, which the kernel may need a second for if the process has much memory."""
         return self.state not in _DEAD_STATES or self.threads > 1
-
-
-def read_bytes(path: str) -> bytes:
-    """Return the contents of a small file with three system calls: an observation reads thousands of files."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        data = os.read(fd, 65536)
-        if len(data) < 65536:
-            return data
-        parts = [data]
-        while part := os.read(fd, 1 << 20):
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        os.close(fd)
 
 
 def read_stat(pid: int) -> Stat | None:

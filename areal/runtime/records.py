@@ -22,8 +22,7 @@ import json
 import os
 from contextlib import suppress
 
-from areal.files import parse_json, replace_file
-from areal.runtime.procfs import read_bytes
+from areal.files import parse_json, read_bytes, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 
 from areal.dataclasses import dataclass, field
 from areal.errors import ArealError, InvalidManifest, UsageFault
-from areal.files import parse_json, sync_folder, write_all
+from areal.files import parse_json, read_bytes, sync_folder, write_all
 
 VARIABLE = "AREAL_CRASH_AT"
 
@@ -261,8 +261,7 @@ def read_raw(path: Path | str) -> bytes:
     """Return all bytes of a file. Raises FileNotFoundError when there is none, UnreadableFile when it cannot be
     read."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            return file.readall()
+        return read_bytes(os.fspath(path))
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
     except OSError as error:

@@ -96,7 +96,7 @@ def conflicts(layers: Layers, new: Layer) -> tuple[FieldConflict, ...]:
         for layer in _after(layers, new.manager)
         for path, value, held_at, theirs in _overridden(new.spec, layer.spec)
     ]
-    rank = {path: index for index, path in enumerate(leaves(new.spec))}
+    rank = {path: index for index, path in enumerate(leaves(new.spec))} if found else {}
     return tuple(conflict for _, conflict in sorted(found, key=lambda pair: rank[pair[0]]))
 
 

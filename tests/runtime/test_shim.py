@@ -347,7 +347,7 @@ def test_secret_file_is_private_and_removed_at_end(local: LocalBackend) -> None:
     secret = folder(local) / records.SECRET
     assert secret.stat().st_mode & 0o777 == 0o600
     assert b"hush" not in (folder(local) / records.INTENT).read_bytes()
-    assert b"hush" not in procfs.read_bytes(f"/proc/{state.shim_pid}/cmdline")
+    assert b"hush" not in Path(f"/proc/{state.shim_pid}/cmdline").read_bytes()
     assert "hush" not in procfs.environment(state.shim_pid or 0).values()
 
     local.stop("r1")
