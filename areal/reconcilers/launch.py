@@ -303,25 +303,10 @@ def source_file(stored: StoredObject) -> str | None:
 
 
 def secret_of(key_from: Any, stored: StoredObject) -> str:
-    """Resolve ``apiKeyFrom: {env|file}`` when a process is started. The value is passed in a 0600 file, never by argv
-    or state."""
-    if key_from.env:
-        value = os.environ.get(key_from.env, "")
-        if not value:
-            raise ArealError(
-                f"{stored.ref}: environment variable {key_from.env} is not set",
-                hint=f"export {key_from.env}=... and apply again",
-            )
-        return value
-    try:
-        if value := Path(key_from.file).expanduser().read_text().strip():
-            return value
-        raise ArealError(f"{stored.ref}: the secret's file {key_from.file} is empty", hint="write it, and apply again")
-    except OSError as error:
-        raise ArealError(
-            f"{stored.ref}: the secret's file {key_from.file} cannot be read: {error.strerror}",
-            hint="write it, readable by you alone, and apply again",
-        ) from error
+    """Resolve ``{env|file}`` when a process is started. The value is passed in a 0600 file, never by argv or state."""
+    for _, message, hint in secret_fault((), {"env": key_from.env, "file": key_from.file}):
+        raise ArealError(f"{stored.ref}: {message}", hint=hint)
+    return str(os.environ[key_from.env] if key_from.env else Path(key_from.file).expanduser().read_text().strip())
 
 
 Fault = tuple[FieldPath, str, str | None]
@@ -340,10 +325,15 @@ def secret_fault(path: FieldPath, source: Mapping[str, Any]) -> Iterator[Fault]:
     if variable and not os.environ.get(variable):
         message, hint = f"environment variable {variable} is not set", f"export {variable}=... and apply again"
         yield (*path, "env"), message, hint
-    if secret and not os.access(file := Path(secret).expanduser(), os.R_OK):
-        yield (*path, "file"), f"the secret's file {secret} cannot be read", None
-    elif secret and file.is_file() and not file.read_text(errors="replace").strip():
-        yield (*path, "file"), f"the secret's file {secret} is empty", None
+    file = Path(secret or os.devnull).expanduser()
+    if file.is_fifo() or file.is_char_device():  # what is read here would be gone
+        return
+    try:
+        if not file.read_text(errors="replace").strip():
+            yield (*path, "file"), f"the secret's file {secret} is empty", "write it, and apply again"
+    except OSError as error:
+        message = f"the secret's file {secret} cannot be read: {error.strerror}"
+        yield (*path, "file"), message, "write it, readable by you alone, and apply again"
 
 
 def key_path(home: Home, service: StoredObject) -> Path:
