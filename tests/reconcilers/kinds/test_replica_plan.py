@@ -343,6 +343,20 @@ def test_interrupted_drain_of_a_superfluous_replica_goes_on() -> None:
     assert [op.cause for op in plan.ops if op.verb is Verb.ROUTE] == ["not one of 1 replicas"]
 
 
+def test_restarted_router_gets_superfluous_replicas_that_relays_may_still_pick() -> None:
+    _, _, observed = steady(2)
+    item = model({"replicas": 1})
+    empty = replace(observed, routes={SERVICE: table({}, synced=False)})
+
+    def first_routes(seen: Observed) -> tuple[str, ...]:
+        return next(op.runs for op in planned(unchanged(item), seen).ops if op.verb is Verb.ROUTE)
+
+    assert first_routes(empty) == ("qwen-data-proxy-0", "qwen-data-proxy-1")
+    assert first_routes(seen_as(empty, "qwen-data-proxy-1", Seen.NOT_READY)) == ("qwen-data-proxy-0",)
+    whole = replace(observed, routes={SERVICE: table({"other": []})})
+    assert first_routes(whole) == ("qwen-data-proxy-0",)
+
+
 def neighbour(observed: Observed, item: StoredObject) -> list[str]:
     """What is done of the model where another one is applied."""
     asked, home = created("Model", "asked", {"service": "default", "backend": "embedded:d1", "path": "m"}), service()
