@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from areal.reward import notation
-from areal.reward.answers import final_answer
+from areal.reward.answers import final_answer, same_expression, same_number
 from areal.reward.math import math_verify_reward_fn
 
 FOLDER = Path(__file__).parent
@@ -323,3 +323,10 @@ def test_words_in_parentheses_after_number_count_unless_they_are_things(
     answer: str, right: str, expected: float
 ) -> None:
     assert math_verify_reward_fn("q", rf"\boxed{{{answer}}}", answer=right) == expected
+
+
+@pytest.mark.parametrize(("length", "equal"), [(1000, True), (1001, False)])
+def test_answers_of_up_to_a_thousand_characters_are_compared(length: int, equal: bool) -> None:
+    answer = f"36{' ' * (length - 4)}/2"
+    assert len(answer) == length
+    assert (same_expression(answer, "18"), same_expression("18", answer), same_number(answer, "18")) == (equal,) * 3
