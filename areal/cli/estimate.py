@@ -37,7 +37,9 @@ _PARTS = ("weights", "gradients", "optimizer", "gathered", "activations", "kvCac
 @source_options
 @click.option("--gpu", metavar="NAME", help="Such as h100 or a100-40, or cpu  [default: h100].")
 @click.option("--memory-gib", type=FiniteRange(min=0, min_open=True), metavar="N", help="Of each GPU instead.")
-@click.option("--prompt-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Of a prompt.")
+@click.option(
+    "--prompt-tokens", type=click.IntRange(min=1), help="Of a prompt  [default: 256, and at most the data set's bound]."
+)
 @click.option(
     "--answer-tokens", type=click.IntRange(min=1), help="Of an answer, on average  [default: half of the most]."
 )
@@ -48,7 +50,7 @@ def estimate(
     source: SourceFlags,
     gpu: str | None,
     memory_gib: float | None,
-    prompt_tokens: int,
+    prompt_tokens: int | None,
     answer_tokens: int | None,
 ) -> int:
     """Estimate the memory of a job on each GPU and the time of a step, from its configuration and its models' shapes.
@@ -133,7 +135,11 @@ def _config_of(job: Resource) -> JobConfig:
 
 
 def _document(
-    job: Resource, resources: Sequence[Resource], device: Device | None, prompt_tokens: int, answer_tokens: int | None
+    job: Resource,
+    resources: Sequence[Resource],
+    device: Device | None,
+    prompt_tokens: int | None,
+    answer_tokens: int | None,
 ) -> Row:
     from areal.estimate.memory import CPU_RESERVE, RESERVE, peak, sequences, serving_use, training_use
     from areal.estimate.runs import DEVICES, batch_of, gib, roles, run_of, step_time
@@ -157,7 +163,7 @@ def _document(
     needed = {"training": (part.world_size, peak(uses, CPU_RESERVE if on_cpu else RESERVE))}
     served = None
     if engine is not None:
-        served = _served(engine, batch.prompt + batch.longest, on_cpu)
+        served = _served(engine, batch.longest, on_cpu)
         use = serving_use(served, found.memory)
         rows.append(_use_row(use, str(served.part)))
         needed["rollout"] = (served.part.world_size, use.kept + served.reserve)
@@ -171,7 +177,7 @@ def _document(
         "device": found.title,
         "memoryGiB": gib(found.memory),
         "samples": batch.samples,
-        "tokensAtMost": batch.prompt + batch.longest,
+        "tokensAtMost": batch.longest,
         "microBatchTokens": run.models[0].micro_tokens,
         "models": rows,
         "needed": [{"place": at, "devices": count, "gib": gib(most)} for at, (count, most) in needed.items()],

@@ -49,6 +49,8 @@ def convert(document: Mapping[str, Any], trainer: str, check: Check) -> Draft:
         refused = {".".join(path): message for path, message in faults.items()} | refused
         if len(unsolved) == len(faults):
             break
+    if "defaults" in document:
+        refused["defaults"] = "Hydra's list of files is not read: write their keys here"
     draft = Draft(values, config)
     for key, value in values.items():
         fate = next(
@@ -61,6 +63,9 @@ def convert(document: Mapping[str, Any], trainer: str, check: Check) -> Draft:
             (Fate.MAPPED, ""),
         )
         draft.entries.append(Entry(key, value, fate[0], key if fate[0] is Fate.MAPPED else "", fate[1]))
+    model = config.get("actor") or config.get("model") or {}
+    if isinstance(model, dict) and not model.get("path"):
+        refused.setdefault("actor.path", "no model is named: add actor.path=NAME")
     known = {above for key in values for above in _above(key)}
     draft.entries += [Entry(key, None, Fate.REFUSED, note=note) for key, note in refused.items() if key not in known]
     return draft

@@ -389,6 +389,7 @@ DEFAULTS: Mapping[str, object] = {
     "critic.optim.lr": 1e-5,
     "critic.optim.weight_decay": 0.01,
     "critic.cliprange_value": 0.5,
+    "critic.model.enable_gradient_checkpointing": True,
     "trainer.project_name": "verl_examples",
     "trainer.experiment_name": "gsm8k",
     "trainer.total_epochs": 30,

@@ -23,6 +23,7 @@ DEFAULTS: dict[str, object] = {
     "optimizer.type": "adam",
     "lora_rank": 32,
 }
+PROMPT = 256  # tokens
 N_MINIBATCHES, N_SAMPLES, MAX_NEW_TOKENS, BATCH = 4, 1, 16384, 1
 _OFFLINE = {"sft": "model", "rw": "model", "dpo": "actor"}
 
@@ -55,8 +56,8 @@ PUSH_BYTES_S = 2e9  # a weight update, as measured (docs/gpu.md)
 
 @dataclass(frozen=True)
 class Batch:
-    """The data of a step. ``prompt``, ``longest``, ``answer``: tokens of a prompt, the longest and the average
-    answer."""
+    """The data of a step. ``prompt`` and ``answer``: tokens of the average prompt and answer; ``longest``: of the
+    longest row."""
 
     samples: int
     prompt: int
@@ -103,22 +104,27 @@ def roles(get: Reader) -> dict[str, str]:
     return found
 
 
-def batch_of(get: Reader, prompt: int, answer: int | None, *, by_agents: bool = False) -> Batch:
-    """Return the data of a step with prompts of ``prompt`` tokens and answers of ``answer`` (by default half of the
-    longest). Raises UsageFault if agents choose the length (``by_agents``) and no setting bounds it."""
+def batch_of(get: Reader, prompt: int | None, answer: int | None, *, by_agents: bool = False) -> Batch:
+    """Return the data of a step with prompts of ``prompt`` tokens (None: ``PROMPT`` on average, and at most what the
+    configuration keeps) and answers of ``answer`` (by default half of the longest). Raises UsageFault if agents choose
+    the length (``by_agents``) and no setting bounds it."""
     rows, kind = int(get("train_dataset.batch_size", BATCH)), trainer_type(get)
+    bound = get("train_dataset.max_length", None)
     if kind in _OFFLINE:  # a row is a conversation, or a pair of them
-        longest = get("train_dataset.max_length", None)
-        prompt = min(prompt, int(longest) - 1) if longest else prompt
-        most = int(longest) - prompt if longest else 2 * (answer or prompt)
-        return Batch(rows * (1 if kind == "sft" else 2), prompt, most, min(most, answer or max(1, most // 2)))
+        prompt = min(prompt or PROMPT, int(bound) - 1) if bound else prompt or PROMPT
+        most = int(bound) - prompt if bound else 2 * (answer or prompt)
+        samples = rows * (1 if kind == "sft" else 2)
+        return Batch(samples, prompt, prompt + most, min(most, answer or max(1, most // 2)))
     most = int(get("gconfig.max_new_tokens", 0))
     if not most and by_agents and answer is None:
         raise UsageFault("nothing says how long the agents' answers are", hint="--answer-tokens N, on average")
     most = most or (2 * answer if by_agents and answer else MAX_NEW_TOKENS)
+    whole = int(get("gconfig.max_tokens", None) or 0)
+    kept = prompt or int(bound or 0) or max(PROMPT, whole - most)  # tokens of the longest prompt
+    longest, prompt = min(kept + most, whole or kept + most), min(prompt or PROMPT, kept)
     minibatches = int(get("actor.ppo_n_minibatches", N_MINIBATCHES))
     samples = rows * int(get("gconfig.n_samples", N_SAMPLES))
-    return Batch(samples, prompt, most, min(most, answer or max(1, most // 2)), minibatches)
+    return Batch(samples, prompt, longest, min(most, answer or max(1, most // 2)), minibatches)
 
 
 def run_of(get: Reader, shapes: dict[str, Shape], part: Part, batch: Batch, nodes: int, on_cpu: bool) -> Run:
@@ -154,7 +160,7 @@ def _trained(
     trained = 0 if is_reference else shape.critic_parameters if is_critic else shape.parameters
     if trained and read("use_lora"):
         trained = shape.adapters(int(read("lora_rank")), tuple(read("target_modules") or ()))
-    longest = batch.prompt + batch.longest
+    longest = batch.longest
     each = -(-batch.samples * longest // (part.data * batch.minibatches))  # tokens of a minibatch on one rank
     limit = read("mb_spec.max_tokens_per_mb") or (2048 if on_cpu else None)  # None: a minibatch is one micro-batch
     micro = max(longest, min(int(limit), each)) if limit else max(longest, each)

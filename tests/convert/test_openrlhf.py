@@ -290,6 +290,13 @@ def test_areal_config_keeps_keys_and_lists_ineffective_ones() -> None:
     assert "eps_clipp" not in draft.config["actor"] and draft.config["trainer"] == {"type": "grpo"}
 
 
+def test_areal_config_without_a_model_or_with_further_files_is_refused() -> None:
+    document = {"experiment_name": "e", "trial_name": "t", "gconfig": {}, "defaults": ["base", "_self_"]}
+    refused = fates(convert_areal(document, "grpo", checked), Fate.REFUSED)
+    assert refused["actor.path"] == "no model is named: add actor.path=NAME"
+    assert refused["defaults"] == "Hydra's list of files is not read: write their keys here"
+
+
 def test_areal_key_with_a_warning_is_kept() -> None:
     document = {
         "experiment_name": "e",

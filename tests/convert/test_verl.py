@@ -422,6 +422,13 @@ def test_unknown_name_of_run_is_ignored() -> None:
     assert (entry.fate, draft.config["trial_name"]) == (Fate.IGNORED, "gsm8k")
 
 
+def test_critic_checkpoints_gradients_unless_it_is_switched_off() -> None:
+    given = {"algorithm.adv_estimator": "gae", "actor_rollout_ref.model.path": "m"}
+    assert convert(VERL, given).config["critic"]["gradient_checkpointing"] is True
+    off = convert(VERL, {**given, "critic.model.enable_gradient_checkpointing": False})
+    assert off.config["critic"]["gradient_checkpointing"] is False
+
+
 def test_main_ppo_of_another_package_is_not_that_of_verl() -> None:
     command = "python3 -m {}.trainer.main_ppo data.train_batch_size=8"
     with pytest.raises(Unread) as caught:

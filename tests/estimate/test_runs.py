@@ -97,13 +97,13 @@ def test_micro_batches_respect_limit_with_at_least_one_row() -> None:
 def test_pair_counts_as_two_rows() -> None:
     get = reader({"trainer": {"type": "dpo"}, "train_dataset": {"batch_size": 8, "max_length": 512}, "actor": {}})
     batch = batch_of(get, 128, None)
-    assert batch.samples == 16 and batch.prompt + batch.longest == 512
+    assert batch.samples == 16 and batch.longest == 512
 
 
 def test_dataset_rows_are_bounded_by_longest() -> None:
     tree = {"trainer": {"type": "sft"}, "model": {"path": "m"}, "train_dataset": {"batch_size": 8, "max_length": 100}}
     batch = batch_of(reader(tree), 256, 5000)
-    assert batch.prompt + batch.longest == 100 and batch.answer <= batch.longest
+    assert batch.longest == 100 and batch.answer <= batch.longest
 
 
 def test_reference_of_dpo_has_the_settings_of_the_actor() -> None:
@@ -116,9 +116,29 @@ def test_agent_answer_length_is_required_if_unset() -> None:
     get = reader({**GRPO, "gconfig": {"n_samples": 8}})
     with pytest.raises(UsageFault, match="how long the agents' answers are"):
         batch_of(get, 256, None, by_agents=True)
-    assert batch_of(get, 256, 100, by_agents=True).longest == 200
-    assert batch_of(get, 256, 100).longest == runs.MAX_NEW_TOKENS
-    assert batch_of(reader(GRPO), 256, None, by_agents=True).longest == 1024
+    assert batch_of(get, 256, 100, by_agents=True).longest == 256 + 200
+    assert batch_of(get, 256, 100).longest == 256 + runs.MAX_NEW_TOKENS
+    assert batch_of(reader(GRPO), 256, None, by_agents=True).longest == 256 + 1024
+
+
+@pytest.mark.parametrize(
+    ("prompt", "bound", "whole", "expected"),
+    [
+        (None, None, None, (256, 256 + 1024)),
+        (None, 4096, None, (256, 4096 + 1024)),
+        (None, 4096, 4500, (256, 4500)),
+        (None, 100, None, (100, 100 + 1024)),
+        (None, None, 3072, (256, 3072)),
+        (None, None, 1100, (256, 1100)),
+        (512, 4096, None, (512, 512 + 1024)),
+    ],
+)
+def test_longest_row_has_the_longest_prompt_that_is_kept(
+    prompt: int | None, bound: int | None, whole: int | None, expected: tuple[int, int]
+) -> None:
+    tree = {**GRPO, "gconfig": {"max_new_tokens": 1024, "max_tokens": whole}, "train_dataset": {"max_length": bound}}
+    batch = batch_of(reader(tree), prompt, None)
+    assert (batch.prompt, batch.longest) == expected
 
 
 def test_proximal_pass_is_counted_where_it_is_made() -> None:
