@@ -52,7 +52,7 @@ class SourceFormat:
         chosen = [each for each in found if line is None or each.first <= line <= each.last]
         if not chosen:
             places = ", ".join(map(_place, found))
-            raise Unread(f"{name}: no command at line {line} runs a trainer", hint=f"there are {places}")
+            raise Unread(f"{name}: no command at line {line} runs a trainer", hint=f"its commands: {places}")
         command = next((each for each in reversed(chosen) if self.trainer(each) == trainer), chosen[-1])
         return command, _beside(command, found)
 

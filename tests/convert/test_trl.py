@@ -488,7 +488,7 @@ def test_line_selects_one_of_several_commands_and_the_others_are_listed() -> Non
     assert not read_keys("trl", None, "trl sft --seed 1", {}, "run.sh").beside
     with pytest.raises(Unread, match="no command at line 9 runs a trainer") as caught:
         read_keys("trl", None, script, {}, "run.sh", 9)
-    assert caught.value.hint == "there are trl sft (line 1), trl sft (lines 2-3), trl dpo (line 4)"
+    assert caught.value.hint == "its commands: trl sft (line 1), trl sft (lines 2-3), trl dpo (line 4)"
     with pytest.raises(Unread, match="a YAML file has none"):
         read_keys("trl", "sft", "seed: 1", {}, "run.yaml", 1)
 
