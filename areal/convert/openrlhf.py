@@ -224,7 +224,7 @@ def _overlong(draft: Draft) -> None:
 
 def _layout(draft: Draft) -> None:
     values = draft.values
-    gpus = draft.number("actor.num_nodes") * draft.number("actor.num_gpus_per_node")
+    gpus = int(values.get("num_gpus") or draft.number("actor.num_nodes") * draft.number("actor.num_gpus_per_node"))
     tensor, engines = draft.number("vllm.tensor_parallel_size"), int(values.get("vllm.num_engines") or 0)
     if values["train.colocate_all"] or not engines:
         draft.lay_out(gpus, tensor)

@@ -200,7 +200,7 @@ PPO_RULES: Mapping[str, Rule] = {
     # the GPUs
     "train.colocate_all": joint("backend"),
     **alike(SPEED, "train.colocate_actor_ref train.colocate_critic_reward ref.offload vllm.*"),
-    **alike(joint("backend", whole(1)), "actor.num_nodes actor.num_gpus_per_node"),
+    **alike(joint("backend", whole(1)), "actor.num_nodes actor.num_gpus_per_node num_gpus"),
     **alike(ignored("a reference is on the trainer's GPUs"), "ref.num_nodes ref.num_gpus_per_node"),
     **alike(ignored("a critic is on the trainer's GPUs"), "critic.num_nodes critic.num_gpus_per_node"),
     "vllm.num_engines": joint("Model backend", whole(0), neutral=(None,)),

@@ -150,8 +150,9 @@ def _command(words: Sequence[str], programs: re.Pattern[str], name: str) -> Comm
                 raise Unread(f"{name}: the command cannot be read: {error}") from error
         pair = " ".join(words[max(0, at - 1) : at + 1])
         match = programs.search(pair)
-        if re.match(r"--\w+ ", pair) and any(each.endswith(".py") for each in words[:at]):
-            continue  # an argument of another script
+        of_another = re.match(r"--\w+ ", pair) and any(each.endswith(".py") for each in words[:at])
+        if of_another or "=" in words[at]:
+            continue  # an argument
         if match is not None and match.end() == len(pair):
             return Command(match, list(words[:at]), list(words[at + 1 :]))
     return None

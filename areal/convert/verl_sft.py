@@ -87,7 +87,7 @@ _OWN_CONFIGS = [
 ]
 _OWN_GROUPS = re.compile(
     r"_self_|(?:dp|megatron|veomni|torchtitan|\$\{\w+\})(?:_(?:actor|critic|ref|reward\w*))?|automodel|fsdp|mindspeed|actor|"
-    r"critic|ref|rollout|reward(?:_model)?|profiler|legacy_data|hf_model|rollout_correction|distillation|npu_profile|"
+    r"critic|ref|rollout|reward(?:_model|_manager)?|legacy_reward_impl|profiler|legacy_data|hf_model|rollout_correction|distillation|npu_profile|"
     r"transfer_queue"
 )
 _COMPOSED = "its keys are not read: convert the YAML file that the command prints with --cfg job --resolve"
@@ -97,6 +97,7 @@ def begin(draft: Draft) -> None:
     """Name the run, and refuse the files that Hydra merges into this one, except verl's own."""
     draft.name_run()
     given = draft.values.get("defaults") or []
+    given = given if isinstance(given, list) else [given]
     named = [str(name) for each in given for name in (each.values() if isinstance(each, Mapping) else [each])]
     files = (each.rpartition("/")[2].removesuffix(".yaml") for each in named)
     others = [each for each in files if each not in _OWN_CONFIGS and not _OWN_GROUPS.fullmatch(each)]

@@ -324,3 +324,10 @@ def test_gpus_that_deepspeed_includes_train(launcher: str, backend: str) -> None
     given = f"deepspeed {launcher} --module openrlhf.cli.train_dpo --pretrain org/model --dataset rows.jsonl"
     found = read_keys("openrlhf", None, given, {}, "run.sh")
     assert convert(SOURCES["openrlhf"].trainers["dpo"], found.keys).config["actor"]["backend"] == backend
+    ppo = given.replace("train_dpo", "train_ppo").replace("--dataset", "--prompt_data")
+    found = read_keys("openrlhf", None, ppo, {}, "run.sh")
+    gpus = int(backend.removeprefix("fsdp:d"))
+    assert (
+        convert(SOURCES["openrlhf"].trainers["ppo"], found.keys).config["actor"]["backend"]
+        == f"fsdp:d{max(1, gpus - gpus // 2)}"
+    )

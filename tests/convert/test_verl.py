@@ -451,6 +451,7 @@ def test_main_ppo_of_another_package_is_not_that_of_verl() -> None:
             "actor@actor_rollout_ref.actor: ${model_engine}_actor",
         ),
         ("[my_base, {data: gsm8k}, _self_]", "my_base, gsm8k"),
+        ("../other.yaml", "other"),
     ],
 )
 def test_file_that_extends_another_than_those_of_verl_is_refused(defaults: str, others: str) -> None:
