@@ -20,12 +20,13 @@ SEARCH = {
     },
 }
 NOTHING = "nothing was found"
+CONTEXT_FULL = "context_length_exceeded"
 
 
 class SearchAgent:
     """One turn answers one question. ``corpus``: a file of documents; ``documents``: how many of them a search shows.
-    The question is answered after at most ``max_calls`` calls of the model, or not at all. ``instructions``: the system
-    prompt, if any."""
+    The question is answered after at most ``max_calls`` calls of the model, or not at all, also where the conversation
+    fills the model's context. ``instructions``: the system prompt, if any."""
 
     def __init__(
         self,
@@ -50,9 +51,14 @@ class SearchAgent:
         messages: list[Any] = [*self._instructions, {"role": "user", "content": request.message}]
         searches = 0
         for _ in range(self._max_calls):
-            answer = await client.chat.completions.create(
-                model=model["model"], messages=messages, tools=[SEARCH], **self._sampling
-            )
+            try:
+                answer = await client.chat.completions.create(
+                    model=model["model"], messages=messages, tools=[SEARCH], **self._sampling
+                )
+            except openai.BadRequestError as error:
+                if error.code != CONTEXT_FULL or messages[-1]["role"] == "user":
+                    raise
+                return AgentResponse("", {"searches": searches})  # its calls and their results have filled the context
             message = answer.choices[0].message
             if not message.tool_calls:
                 return AgentResponse(message.content or "", {"searches": searches})

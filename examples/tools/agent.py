@@ -11,10 +11,12 @@ import openai
 
 from areal.api.agent import AgentRequest, AgentResponse, EventEmitter, Tool, ToolError
 
+CONTEXT_FULL = "context_length_exceeded"
+
 
 class ToolAgent:
-    """One turn is one task, which is answered after at most ``max_calls`` calls of the model, or not at all.
-    ``instructions``: the system prompt, if any."""
+    """One turn is one task, which is answered after at most ``max_calls`` calls of the model, or not at all, also where
+    the conversation fills the model's context. ``instructions``: the system prompt, if any."""
 
     def __init__(
         self,
@@ -38,9 +40,14 @@ class ToolAgent:
         )
         messages: list[Any] = [*self._instructions, {"role": "user", "content": request.message}]
         for _ in range(self._max_calls):
-            answer = await client.chat.completions.create(
-                model=model["model"], messages=messages, tools=self._offered, **self._sampling
-            )
+            try:
+                answer = await client.chat.completions.create(
+                    model=model["model"], messages=messages, tools=self._offered, **self._sampling
+                )
+            except openai.BadRequestError as error:
+                if error.code != CONTEXT_FULL or messages[-1]["role"] == "user":
+                    raise
+                return AgentResponse("")  # its calls and their results have filled the context
             message = answer.choices[0].message
             if not message.tool_calls:
                 return AgentResponse(message.content or "")

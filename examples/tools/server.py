@@ -2,6 +2,7 @@
 
 `python` runs what a model wrote, with the rights of this process: its limits keep it from taking the machine's time and
 memory, and from writing files, not from reading them. Run the service in a container for a model that you do not trust.
+The limit that a program meets is that of its processor time, so that a result does not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 import asyncio
 import operator
 import resource
+import signal
 import sys
 from collections.abc import Callable
 
@@ -25,7 +27,8 @@ _OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.USub: operator.neg,
 }
 _LONGEST = 200  # characters of an expression
-_SECONDS, _BYTES, _SHOWN = 2, 512 * 1024 * 1024, 2000
+_CPU_S, _BYTES, _SHOWN = 2, 512 * 1024 * 1024, 2000
+_WAIT_S = 60  # for a program that waits, such as one that sleeps
 server = MCPServer("tools")
 
 
@@ -52,7 +55,7 @@ def calculate(expression: str) -> str:
 
 
 def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S + 1))  # SIGXCPU, then SIGKILL
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
@@ -70,12 +73,16 @@ async def python(code: str) -> str:
         preexec_fn=_limit,
     )
     try:
-        async with asyncio.timeout(2 * _SECONDS):
+        async with asyncio.timeout(_WAIT_S):
             out, _ = await process.communicate()
     except TimeoutError:
-        process.kill()
-        await process.wait()
-        return f"it ran for more than {2 * _SECONDS} seconds"
+        return f"stopped after {_WAIT_S} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode == -signal.SIGXCPU:
+        return f"stopped after {_CPU_S} s of processor time"
     return out.decode("utf-8", "replace")[-_SHOWN:].strip()
 
 

@@ -10,8 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
+import openai
 import pytest
 
+from areal.api.agent import AgentRequest
 from areal.client.command import free_port
 from tests.e2e.conftest import ROOT, Box, box  # noqa: F401 - fixture
 
@@ -97,6 +100,58 @@ def test_python_tool_prints_and_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
     assert "File too large" in file
     assert "MemoryError" in memory
     Path("/tmp/of_a_model").unlink(missing_ok=True)
+
+
+def test_python_tool_is_limited_by_processor_time_and_not_by_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    python = module("tools", "server", monkeypatch)["python"]
+    monkeypatch.setitem(python.__globals__, "_CPU_S", 1)
+    slow = "import time; time.sleep(4.5); print(7)"  # as a program that waits for a processor
+
+    async def run() -> list[str]:
+        return await asyncio.gather(python(slow), python("while True: pass"))
+
+    assert asyncio.run(run()) == ["7", "stopped after 1 s of processor time"]
+    monkeypatch.setitem(python.__globals__, "_WAIT_S", 0.2)
+    assert asyncio.run(python("import time; time.sleep(9)")) == "stopped after 0.2 s"
+
+
+class Emitter:
+    async def emit_delta(self, text: str) -> None:
+        pass
+
+    async def emit_tool_call(self, name: str, args: Any, call_id: str | None = None) -> None:
+        pass
+
+    async def emit_tool_result(self, name: str, result: Any, call_id: str | None = None) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("example", "agent", "given"),
+    [("tools", "ToolAgent", {"tools": ()}), ("search", "SearchAgent", {"corpus": "corpus.jsonl"})],
+)
+def test_full_context_ends_task_without_answer(
+    monkeypatch: pytest.MonkeyPatch, example: str, agent: str, given: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(EXAMPLES / example)
+    call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "Adbert"}'}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    choice = {"index": 0, "finish_reason": "tool_calls", "message": said}
+    answer = {"id": "b", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    full = {"error": {"message": "this model's context is 128 tokens", "code": "context_length_exceeded"}}
+    request = AgentRequest(
+        "?", "s", "r", metadata={"areal_inference": {"base_url": "http://x", "api_key": "k", "model": "m"}}
+    )
+
+    async def run(*answers: httpx2.Response) -> str:
+        replies = iter(answers)
+        player = module(example, "agent", monkeypatch)[agent](**given)
+        player._http = httpx2.AsyncClient(transport=httpx2.MockTransport(lambda asked: next(replies)))
+        return (await player.run(request, emitter=Emitter())).summary
+
+    assert asyncio.run(run(httpx2.Response(200, json=answer), httpx2.Response(400, json=full))) == ""
+    with pytest.raises(openai.BadRequestError):  # the task alone is too long
+        asyncio.run(run(httpx2.Response(400, json=full)))
 
 
 @pytest.mark.extended
