@@ -45,6 +45,7 @@ _AGENT_ARGUMENTS = ("base_url", "api_key", "model")
 _FURTHER = ("messages", "completion")  # arguments of a reward besides OWN_ARGUMENTS
 _FUNCTIONS = "areal.reward.functions"
 _LONGEST_PAUSE_S = 15.0
+_LOOK_S = 0.1
 _MIN_UNREACHABLE = 4  # unanswered attempts in a row that end the run, besides two for each concurrent episode
 
 
@@ -334,9 +335,9 @@ class Collection:
             return None
         self.progress.running += 1
         try:
-            attempt = partial(self._attempt, item, example, sample)
-            pause_s = partial(self._pause_s, example, sample, interrupted)
-            return await run_attempts(item.task_id, attempt, pause_s, {"areal.sample": sample})
+            attempt = partial(self._attempt, item, example, sample, interrupted)
+            pause_s, sleep = partial(self._pause_s, example, sample, interrupted), partial(_sleep, interrupted)
+            return await run_attempts(item.task_id, attempt, pause_s, {"areal.sample": sample}, sleep=sleep)
         except Exception as error:  # noqa: BLE001 - the run's boundary: a full disk ends it with its error
             self._fault = self._fault or error
             return None
@@ -360,12 +361,17 @@ class Collection:
             if not self.progress.first_failure:
                 self.progress.first_failure = f"{self.place(example.number)}: {error.message}"
             return None
-        self.progress.retried += 1
         if error.kind is not FailureKind.UNREACHABLE:
             return 0.0
         return min(_LONGEST_PAUSE_S, 2.0 ** (number - 1)) * random.uniform(0.5, 1.0)
 
-    async def _attempt(self, item: EpisodeSpec, example: Example, sample: int, number: int) -> Rollout:
+    async def _attempt(
+        self, item: EpisodeSpec, example: Example, sample: int, interrupted: threading.Event, number: int
+    ) -> Rollout | None:
+        if number > 1:
+            if interrupted.is_set() or self._fault is not None:
+                return None
+            self.progress.retried += 1
         began = time.monotonic()
         session = await self._session(example, item.task_id)
         try:
@@ -457,6 +463,13 @@ class Collection:
     async def _drop(self, name: str, session_id: str) -> None:
         self.output.dropped(name, session_id)
         await discard(self.client, session_id)
+
+
+async def _sleep(interrupted: threading.Event, seconds: float) -> None:
+    """Sleep, at most until another thread sets ``interrupted``."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0 and not interrupted.is_set():  # noqa: ASYNC110 - a thread's event
+        await asyncio.sleep(min(left, _LOOK_S))
 
 
 def _name(number: int, sample: int) -> str:

@@ -32,7 +32,7 @@ from areal.files import parse_json, try_lock, write_all
 from areal.rollout.evaluation_files import FORMAT, RUN, read_settings
 from areal.rollout.failures import EpisodeFailed
 from areal.state.files import UnreadableFile, explain, write_atomic
-from areal.trajectories.reading import JSONL, PARQUET, TRAJECTORIES, read_lines
+from areal.trajectories.reading import JSONL, PARQUET, TRAJECTORIES, read_folder, read_lines
 from areal.trajectories.record import Episode
 
 
@@ -67,12 +67,19 @@ class OutputFolder:
         return self.path / f"{TRAJECTORIES}-{done:05d}{JSONL}"
 
     def episodes(self) -> Iterator[Episode]:
-        """Yield the episodes on disk, of all runs."""
-        for path in sorted(self.path.glob(f"{TRAJECTORIES}-*{PARQUET}")):
-            from areal.trajectories.reading import read_parquet
+        """Yield the episodes on disk, of all runs, each once."""
+        self._require_place(self._lines)
+        return read_folder(self.path)
 
-            yield from read_parquet(path)
-        yield from read_lines(Path(self._lines.name), unfinished=True)
+    def _require_place(self, file: io.FileIO) -> None:
+        """Raise ArealError if the open file is not the one of its name: what is written into it would be lost."""
+        try:
+            is_there = os.path.samestat(Path(file.name).stat(), os.fstat(file.fileno()))
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            hint = "the same command begins anew, or goes on where the folder is now: --resume --output DIR"
+            raise ArealError(f"{file.name} was moved or removed while this collection wrote into it", hint=hint)
 
     def write(self, episode: Episode) -> None:
         """Append the episode and sync it to disk."""
@@ -80,7 +87,8 @@ class OutputFolder:
         os.fsync(self._lines.fileno())
 
     def _append(self, file: io.FileIO, line: str) -> None:
-        """Append a line. On a full disk the partial line is removed."""
+        """Append a line. On a full disk the partial line is removed. Raises ArealError."""
+        self._require_place(file)
         with self._lock:
             end = os.fstat(file.fileno()).st_size
             try:
@@ -140,6 +148,7 @@ class OutputFolder:
 def open_folder(path: Path, settings: Mapping[str, object], *, parquet: bool, resume: bool) -> OutputFolder:
     """Open the folder. Raises Conflict for a folder with a run (without ``resume``) or with a run of other settings
     (with it), Locked while another process writes to it, and ArealError if it cannot be written."""
+    path = path.absolute()  # an agent may change the working folder
     with ExitStack() as stack:
         try:
             path.mkdir(parents=True, exist_ok=True)

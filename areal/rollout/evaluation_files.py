@@ -60,7 +60,11 @@ def find_evaluation(home: Home, text: str) -> EvaluationFiles:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return ``run.json`` of a collection's folder. Raises UnreadableFile, also for a file of a newer version."""
     settings = _document(folder / RUN)
-    if not isinstance(found := settings.get("format"), int) or found > FORMAT:
+    found = settings.get("format")
+    if type(found) is not int or not isinstance(settings.get("run_id"), str):
+        reason = "it does not describe a collection"
+        raise UnreadableFile(folder / RUN, reason, damaged=False, hint="choose another folder")
+    if found > FORMAT:
         reason = f"{NEWER} (format {found}, this one knows {FORMAT})"
         raise UnreadableFile(folder / RUN, reason, damaged=False, hint="upgrade areal, or choose another folder")
     return settings

@@ -33,9 +33,11 @@ async def run_attempts(
     pause_s: Callable[[Exception, int], float | None],
     about: tracing.Attributes,
     described: Callable[[Rollout], tracing.Attributes] = lambda rollout: {},
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Outcome:
     """Attempt an episode until it ends. ``pause_s`` maps the error and the number of an attempt (from 1) to the seconds
-    before the next attempt; None: the episode has failed. ``about``, ``described``: attributes of its span."""
+    before the next attempt, for which ``sleep`` waits; None: the episode has failed. ``about``, ``described``:
+    attributes of its span."""
     with tracing.span("rollout", {"areal.task_id": task_id, **about}, root=True) as span:
         for number in itertools.count(1):
             try:
@@ -45,7 +47,7 @@ async def run_attempts(
                     ended = {"areal.outcome": "failed", "error.type": type(error).__name__}
                     span.set({**ended, "areal.attempts": number})
                     return Failure(task_id, cause_of(error).blame, error, number)
-                await asyncio.sleep(pause)
+                await sleep(pause)
             else:
                 found = described(rollout) if rollout is not None and tracing.is_on() else {}
                 ended = {"areal.outcome": "rejected" if rollout is None else "accepted"}

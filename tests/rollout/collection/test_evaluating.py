@@ -144,6 +144,16 @@ def test_folder_that_cannot_be_written_is_named(bench: Bench, evaluating: Evalua
     assert refused.code == 3 and "journal.jsonl is unreadable: line 1: KeyError('session_id')" in refused.err
 
 
+def test_episode_that_is_in_file_twice_counts_once(bench: Bench, evaluating: Evaluating) -> None:
+    script(bench.engine, text="it is 2")
+    ran = evaluating("twice")
+    lines = evaluating.folder("twice") / "trajectories.jsonl"
+    lines.write_bytes(lines.read_bytes() + lines.read_bytes().splitlines(keepends=True)[1])
+    resumed = evaluating("twice", "--resume")
+    assert (resumed.code, resumed.json["done"], resumed.json["scores"]) == (0, 4, ran.json["scores"]), resumed.err
+    assert evaluating("next", "--baseline", "twice").json["comparison"]["reward"]["value"] == 0
+
+
 def test_mismatched_baseline_is_refused_before_first_prompt(
     bench: Bench, evaluating: Evaluating, collecting: Collecting
 ) -> None:
@@ -167,8 +177,10 @@ def test_evaluation_of_newer_version_is_refused_first(bench: Bench, evaluating: 
     for words in (("after", "--baseline", "before"), ("before", "--resume")):
         refused = evaluating(*words)
         assert refused.code == 3 and "a newer areal wrote it (format 2, this one knows 1)" in refused.err, refused.err
-    about.write_text("{")
-    assert "run.json is unreadable" in evaluating("after", "--baseline", "before").err
+    for text in ("{", '{"format": "1", "run_id": "a"}', '{"format": 1}'):
+        about.write_text(text)
+        refused = evaluating("after", "--baseline", "before")
+        assert "run.json is unreadable" in refused.err and "a newer areal" not in refused.err, refused.err
     assert engine_calls(bench.engine) == []
 
 

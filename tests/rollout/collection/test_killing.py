@@ -152,3 +152,38 @@ def test_ctrl_c_finishes_episodes_with_resume_hint(bench: Bench, collecting: Col
     judged = ("--name", "judged", "--reward", reward, "--fail-under", "1")
     ended = spawn("eval", "--dataset", data, "--agent", f"{agent}:agent", "--concurrency", "1", *judged).finish()
     assert ended.code == 130 and "below 1" not in ended.err, "an interrupted evaluation is not judged"
+
+
+def test_ctrl_c_ends_pause_before_retry(bench: Bench, collecting: Collecting, spawn: Spawner) -> None:
+    agent = collecting.code(
+        "import os, signal, threading\n"
+        "from areal.client.errors import Unreachable\n"
+        "calls = []\n"
+        "def agent(data):\n"
+        "    calls.append(1)\n"
+        "    print('asked', flush=True)\n"
+        "    if len(calls) == 4:\n"  # the pause is of 4 to 8 s
+        "        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "    raise Unreachable('gone')\n"
+    )
+    data = collecting.data({"prompt": "a"})
+    ended = spawn(*collecting.arguments(data, "--agent", f"{agent}:agent", "--retries", "9")).finish()
+    assert ended.code == 130 and ended.out.count("asked") == 4, ended.out
+    assert "interrupted with 0 of 1 done" in ended.err and len(collecting.failures()) == 4
+
+
+@pytest.mark.parametrize("act", ["shutil.rmtree(OUT)", "os.rename(OUT, OUT + '-elsewhere')"])
+def test_output_folder_that_disappears_is_named(bench: Bench, collecting: Collecting, act: str) -> None:
+    agent = collecting.code(
+        "import os, shutil, json, urllib.request\n"
+        f"OUT = {str(collecting.output)!r}\n"
+        "def agent(data, base_url, api_key):\n"
+        "    body = json.dumps({'messages': [{'role': 'user', 'content': 'x'}]}).encode()\n"
+        "    headers = {'Authorization': 'Bearer ' + api_key, 'Content-Type': 'application/json'}\n"
+        "    urllib.request.urlopen(urllib.request.Request(base_url + '/chat/completions', body, headers)).read()\n"
+        f"    {act}\n"
+    )
+    data = collecting.data({"prompt": "a"}, {"prompt": "b"})
+    ended = collecting(data, "--agent", f"{agent}:agent", "--concurrency", "1")
+    assert ended.code == 1 and f"{collecting.output}/trajectories.jsonl was moved or removed while" in ended.err
+    assert not collecting.output.exists()
