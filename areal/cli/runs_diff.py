@@ -79,18 +79,22 @@ def diff(
     areal train diff base-1,base-2,base-3 new-1,new-2,new-3 --metric eval/reward/mean
 
     Several runs of a side are names with commas, such as one for each seed. Then each difference has an interval and a
-    p-value over runs: paired by seed where both sides have the same seeds, else Welch's. A name with a / is the folder
-    of a run, or its file of metrics.
+    p-value over runs: paired by seed where both sides have the same seeds, else Welch's; P (HOLM) is corrected for the
+    number of metrics. A name with a / is the folder of a run, or its file of metrics.
     """
+    metrics = tuple(dict.fromkeys(metrics))
     sides = [[_run(cli, name) for name in _names(side)] for side in (a, b)]
     runs = {run.name: run for side in sides for run in side}
     known = set.intersection(*(set(run.curves) for run in runs.values()))
     if missing := [metric for metric in metrics if metric not in known]:
         raise NotFound(f"not every run has the metric {', '.join(missing)}", hint=f"areal train metrics {a} --all")
-    chosen = metrics or (sorted(known) if all_ else [name for name in MAIN if name in known] or sorted(known))
+    chosen = list(dict.fromkeys(metrics)) or (
+        sorted(known) if all_ else [name for name in MAIN if name in known] or sorted(known)
+    )
     shown = set() if metrics else {name for run in runs.values() for name in run.curves if all_ or name in MAIN}
     without_config = [run.name for run in runs.values() if not run.config]
-    rows = (_row(sides, name, last, confidence, unpaired=unpaired) for name in chosen)
+    found = (_row(sides, name, last, confidence, unpaired=unpaired) for name in chosen)
+    rows = _corrected([row for row in found if row is not None])
     document: dict[str, object] = {
         "a": [run.name for run in sides[0]],
         "b": [run.name for run in sides[1]],
@@ -98,7 +102,7 @@ def diff(
         "confidence": confidence,
         "config": [] if without_config else _keys(sides),
         "without_config": without_config,
-        "metrics": [row for row in rows if row is not None],
+        "metrics": rows,
         "not_finite": [
             {"run": run.name, "metric": metric, "step": step}
             for run in runs.values()
@@ -194,6 +198,14 @@ def _row(
     }
 
 
+def _corrected(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Add ``p_holm``: the p-values, corrected for the number of metrics."""
+    from areal.rollout.evaluation import holm
+
+    corrected = holm([math.nan if row["p"] is None else row["p"] for row in rows])
+    return [{**row, "p_holm": None if math.isnan(p) else p} for row, p in zip(rows, corrected, strict=True)]
+
+
 def _difference(
     sides: Sequence[Sequence[_JobRun]], values: Sequence[Sequence[float]], confidence: float, *, unpaired: bool
 ) -> Difference:
@@ -264,5 +276,6 @@ def _columns(confidence: float) -> tuple[Column, ...]:
         *_UNTESTED[:-1],
         Column(f"{number(confidence)} INTERVAL", interval, right=True),
         field("P", "p", right=True),
+        field("P (HOLM)", "p_holm", right=True),
         _UNTESTED[-1],
     )

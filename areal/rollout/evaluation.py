@@ -224,6 +224,17 @@ def paired(a: Sequence[float], b: Sequence[float], confidence: float) -> Differe
     return _tested(fmean(changes), error, len(changes) - 1, confidence, "paired")
 
 
+def holm(ps: Sequence[float]) -> list[float]:
+    """Return the p-values of several tests, corrected for their number, however the tests depend on each other (Holm
+    1979). A NaN is no test, and stays."""
+    tested = sorted((p, place) for place, p in enumerate(ps) if not math.isnan(p))
+    corrected, largest = [math.nan] * len(ps), 0.0
+    for rank, (p, place) in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - rank) * p))
+        corrected[place] = largest
+    return corrected
+
+
 def _tested(value: float, error: float, freedom: float, confidence: float, method: str) -> Difference:
     if not error > 0 or not math.isfinite(freedom):
         return Difference(value, math.nan, math.nan, math.nan, method)

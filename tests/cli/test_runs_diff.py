@@ -66,7 +66,24 @@ def test_runs_are_paired_by_seed_or_compared_by_welch(areal: Areal, tmp_path: Pa
     assert welch["method"] == "welch" and welch["p"] > 0.5 and welch["low"] < 0 < welch["high"]
     document = areal("train", "diff", a, b, "-o", "json").json
     assert document["config"] == [{"key": "actor.optimizer.lr", "a": 1e-5, "b": 2e-5}]  # seeds are those of both sides
+    assert paired["p_holm"] == paired["p"], "one metric"
     assert "paired by seed" in areal("train", "diff", a, b).out
+
+
+def test_p_values_are_corrected_for_number_of_metrics(areal: Areal, tmp_path: Path) -> None:
+    def several(name: str, gains: Sequence[float]) -> str:
+        paths = [Path(run(tmp_path, f"{name}{seed}", [0.5], seed)) for seed in range(3)]
+        for seed, path in enumerate(paths):
+            line = {"step": 1, "reward/mean": 0.5 + gains[seed], "eval/reward/mean": 0.1 * seed, "kl": 1.0}
+            (path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        return ",".join(map(str, paths))
+
+    a, b = several("a", [0, 0, 0]), several("b", [0.1, 0.11, 0.12])
+    words = ("--metric", "reward/mean", "--metric", "eval/reward/mean", "--metric", "kl", "--unpaired")
+    rows = areal("train", "diff", a, b, *words, "-o", "json").json["metrics"]
+    assert rows[0]["p_holm"] == 2 * rows[0]["p"], "of three metrics, one has no test"
+    assert (rows[1]["p"], rows[1]["p_holm"], rows[2]["p_holm"]) == (1.0, 1.0, None)
+    assert "P (HOLM)" in areal("train", "diff", a, b, *words).out
 
 
 def test_diverged_run_is_named_with_first_bad_step(areal: Areal, tmp_path: Path) -> None:

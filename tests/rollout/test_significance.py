@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.rollout.evaluation import paired, student_quantile, student_tails, welch
+from areal.rollout.evaluation import holm, paired, student_quantile, student_tails, welch
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,18 @@ def test_single_or_equal_runs_have_no_p() -> None:
 def test_tails_invert_quantile(freedom: float, probability: float) -> None:
     quantile = student_quantile(probability, freedom)
     assert student_tails(quantile, freedom) == pytest.approx(2 * (1 - probability), rel=1e-6)
+
+
+def test_holm_corrects_for_number_of_tests() -> None:
+    # Holm's own example of steps: the smallest times 4, the next times 3, never below the one before
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([0.2]) == [0.2] and holm([]) == []
+    corrected = holm([0.02, math.nan, 0.01])
+    assert (corrected[0], corrected[2]) == (0.02, 0.02) and math.isnan(corrected[1])
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_keeps_order_and_lies_between_p_and_bonferroni(ps: list[float]) -> None:
+    corrected = holm(ps)
+    assert all(p <= more <= min(1.0, len(ps) * p) for p, more in zip(ps, corrected, strict=True))
+    assert [p for _, p in sorted(zip(corrected, ps, strict=True))] == sorted(ps)
