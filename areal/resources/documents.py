@@ -270,13 +270,15 @@ class RenderBudget:
 
 @dataclass(frozen=True)
 class ExpressionContext:
-    """The names that expressions can use, and the document or problem list that gets their faults."""
+    """The names that expressions can use, and the document or problem list that gets their faults. ``hidden``: None, or
+    where the values are unknown the positions of the expressions that read them, which are not evaluated."""
 
     scope: Scope
     problems: Problems
     budget: RenderBudget
     document: Document | None = None
     reads: set[FieldPath] = field(default_factory=set)
+    hidden: set[Pos] | None = None
 
     def report(self, pos: Pos, path: FieldPath, message: str, *, hint: str | None = None) -> None:
         if self.document is not None:
@@ -309,6 +311,9 @@ def _scalar(node: ScalarNode, context: ExpressionContext, path: FieldPath) -> No
     try:
         text = parse_template(str(node.value))
         context.reads.update(text.reads)
+        if context.hidden is not None and any(read[0] == "values" for read in text.reads):
+            context.hidden.add(node.pos)
+            return unreadable(node.pos)
         value = text.evaluate(context.scope)
     except ExpressionError as error:
         pos, where = text_place(node, error.column)
@@ -375,9 +380,9 @@ def _items(document: Document, context: ExpressionContext) -> list[tuple[Any, st
         context.report(pos, ("generate",), 'exactly one of "each" and "matrix" is needed')
         return []
     (key,) = generate.entries
-    before = context.problems.met
+    before = context.problems.met + len(context.hidden or ())
     node = substitute(generate.entries[key], context, ("generate", key))
-    if context.problems.met > before:
+    if context.problems.met + len(context.hidden or ()) > before:
         return []
     if key == "each":
         return [(item, "each") for item in _list(node, context, ("generate", "each"))]
@@ -414,7 +419,7 @@ def _list(node: Node, context: ExpressionContext, path: tuple[str, ...]) -> list
 class Reading:
     """State of one rendering while files are read. ``profiles``: all profiles that files name; ``seen``: documents
     read, including those of other profiles; ``count``: documents after ``generate`` is expanded; ``reads``: what
-    expressions name of ``values`` and ``profile``."""
+    expressions name of ``values`` and ``profile``; ``hidden``: of ``ExpressionContext``."""
 
     problems: Problems
     env: EnvironmentVariables
@@ -424,9 +429,11 @@ class Reading:
     seen: int = 0
     count: int = 0
     reads: set[FieldPath] = field(default_factory=set)
+    hidden: set[Pos] | None = None
 
     def context(self, values: Mapping[str, object]) -> ExpressionContext:
-        return ExpressionContext(Scope(values, self.env, self.profile), self.problems, self.budget, reads=self.reads)
+        scope = Scope(values, self.env, self.profile)
+        return ExpressionContext(scope, self.problems, self.budget, reads=self.reads, hidden=self.hidden)
 
     def documents(self, sources: Iterable[SourceText], values: Mapping[str, object]) -> list[Document]:
         """Return the documents of ``sources`` that belong to the profile, after ``generate`` and expressions."""

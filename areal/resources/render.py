@@ -169,7 +169,8 @@ def _documents(request: RenderRequest, sources: list[SourceText], reading: Readi
     before = problems.met
     values = read_values(request.values_files, problems)
     if problems.met > before:  # every value that the file holds would be reported as not set
-        return []
+        reading.hidden = set()
+        return apply_settings(reading.documents(sources, {}), settings, Problems())
     declared, values = values, set_values(values, settings, problems)
     documents = reading.documents(sources, values)
     if request.files and not documents and not reading.seen and not problems:

@@ -420,6 +420,16 @@ def test_missing_values_file_is_only_fault_with_suggestion(tmp_path: Path) -> No
         assert (fault.hint is None) == bool(near)
 
 
+def test_faults_of_values_file_and_of_manifests_are_reported_together(tmp_path: Path) -> None:
+    (tmp_path / "v.yaml").write_text("size: [1\n")
+    fields = 'path: "${{ values.a }}", replicas: -1, pathh: x, env: {A: "${{ valuse.a }}"}'
+    text = model(f"{{backend: embedded, {fields}}}")
+    many = 'generate: {each: "${{ values.names }}"}\ntemplate: {kind: Model, metadata: {name: x}}\n'
+    request = RenderRequest(("-",), stdin=f"{text}---\n{many}", values_files=(str(tmp_path / "v.yaml"),), env={})
+    found = [f"{Path(each.pos.file).name} {each.path}" for each in diagnostics(request)]
+    assert found == ["<stdin> spec.replicas", "<stdin> spec.pathh", "<stdin> spec.env.A", "v.yaml "]
+
+
 def test_unset_value_suggests_flags() -> None:
     (fault,) = diagnostics(RenderRequest(("-",), stdin=READS_VALUES, env={}))
     assert fault.message == "values.paths is not set"
