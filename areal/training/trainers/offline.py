@@ -12,6 +12,7 @@ from torch import Tensor
 from areal.api.cli_args import DPOConfig, TrainEngineConfig
 from areal.api.engine_api import TokenOutputs
 from areal.errors import UsageFault
+from areal.rollout.evaluation import share_estimate
 from areal.training.algorithms.losses import PairLoss, dpo_loss, masked_mean, reward_model_loss, sft_loss
 from areal.training.batches import Batch, lengths, paired_batch, select, split_rows, token_batch
 from areal.training.metrics import Metrics
@@ -120,6 +121,17 @@ class PreferenceTrainer(OfflineTrainer):
 
     def weight(self, micro: Batch) -> Tensor:
         return real_pairs(micro).sum()
+
+    def evaluate(self) -> Metrics:
+        """Return the metrics, with the confidence interval of the accuracy."""
+        if not (found := super().evaluate()):
+            return found
+        assert self.valid_dataset is not None
+        pairs = len(self.valid_dataset)
+        right = round(found["accuracy"] * pairs)
+        shares = [1.0] * right + [0.0] * (pairs - right)
+        interval = share_estimate(shares, pairs, self.config.evaluator.confidence)
+        return {**found, "accuracy/low": interval.low, "accuracy/high": interval.high}
 
     def pair_mean(self, result: PairLoss, counting: Tensor) -> Tensor:
         right = ((result.margins > 0) & counting).sum()

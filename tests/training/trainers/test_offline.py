@@ -1,6 +1,7 @@
 """Fine-tuning, reward models and DPO each get better at what they are for, and resume where they stood."""
 
 import json
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -138,7 +139,12 @@ def test_dpo_widens_margin_of_chosen_answer(tmp_path: Path, kind: Literal["sigmo
         lines = steps_of(trainer.folder.metrics)
         reference = dict(trainer.reference.named_tensors())
         assert any((tensor - reference[name]).abs().max() > 1e-4 for name, tensor in trainer.actor.named_tensors())
-    assert lines[-1]["eval/accuracy"] > 0.95
+    share, n, z = lines[-1]["eval/accuracy"], 32, 1.96
+    assert share > 0.95
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)  # Wilson's interval
+    margin = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    assert lines[-1]["eval/accuracy/low"] == pytest.approx(centre - margin, abs=0.01)
+    assert lines[-1]["eval/accuracy/high"] == pytest.approx(min(1.0, centre + margin), abs=0.01)
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"]
 
 
