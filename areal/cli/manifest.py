@@ -320,7 +320,7 @@ def _copy(target: Path, files: Mapping[str, Path], force: bool) -> None:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (target / name).write_bytes(content)
     except OSError as error:
-        raise ArealError(f"cannot write {target}: {error.strerror or error}") from error
+        raise ArealError(f"cannot write {error.filename or target}: {error.strerror or error}") from error
 
 
 def _write_schema(target: Path) -> None:

@@ -37,8 +37,12 @@ def write(text: str) -> None:
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
-    """Raise Conflict for a file that exists, unless ``force`` replaces it."""
-    if path.exists() and not force:
+    """Raise Conflict for a file that exists, unless ``force`` replaces it; ArealError where none can be."""
+    try:
+        exists = path.exists()
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise ArealError(f"cannot write {path}: {error.strerror}") from error
+    if exists and not force:
         raise Conflict(f"{path} exists already", hint="--force replaces it")
 
 

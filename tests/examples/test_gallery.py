@@ -102,6 +102,21 @@ def test_example_refuses_to_overwrite_user_file(areal: Areal, tmp_path: Path) ->
     assert [each.name for each in tmp_path.iterdir()] == ["reward.py"] and mine.read_text() == "mine = True\n"
 
 
+@pytest.mark.parametrize("folder", ["n" * 300, "/proc/none", "a-file", "has-model"])
+def test_folder_that_cannot_be_written_is_named(
+    areal: Areal,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").touch()
+    (tmp_path / "has-model").mkdir()
+    (tmp_path / "has-model" / "model").touch()  # where the example has a folder
+    refused = areal("init", "example", "gsm8k", folder)
+    assert refused.code == 1 and refused.err.startswith(f"error: cannot write {folder}"), refused.err
+
+
 def test_stage_without_previous_one_is_refused_by_name(
     areal: Areal,  # noqa: F811
     written: Path,
