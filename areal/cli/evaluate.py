@@ -381,7 +381,7 @@ class _Baseline(NamedTuple):
 def _read_baseline(cli: Invocation, text: str) -> _Baseline:
     from areal.rollout.evaluation import scores_of
     from areal.rollout.evaluation_files import JOB, find_evaluation
-    from areal.trajectories.reading import read_episodes
+    from areal.trajectories.reading import each_once, read_episodes
 
     if match := JOB.fullmatch(text):
         stored(cli.home, Ref(TRAIN_JOB, match["name"]))
@@ -392,7 +392,9 @@ def _read_baseline(cli: Invocation, text: str) -> _Baseline:
     if missing := files.summary.get("missing"):
         done, planned = files.summary["done"], files.summary["planned"]
         cli.info(f"the baseline has {done} of {planned} episodes; {missing} are missing")
-    return _Baseline(files, scores_of(read_episodes(files.path), files.summary.get("prompt_field")))
+    episodes = read_episodes(files.path)
+    episodes = each_once(episodes) if files.path.is_dir() else episodes
+    return _Baseline(files, scores_of(episodes, files.summary.get("prompt_field")))
 
 
 def _check_baseline(baseline: _Baseline, dataset: ExampleSet, flags: CollectionFlags) -> None:

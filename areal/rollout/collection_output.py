@@ -32,7 +32,7 @@ from areal.files import parse_json, try_lock, write_all
 from areal.rollout.evaluation_files import FORMAT, RUN, read_settings
 from areal.rollout.failures import EpisodeFailed
 from areal.state.files import UnreadableFile, explain, write_atomic
-from areal.trajectories.reading import JSONL, PARQUET, TRAJECTORIES, read_folder, read_lines
+from areal.trajectories.reading import JSONL, PARQUET, TRAJECTORIES, each_once, read_folder, read_lines
 from areal.trajectories.record import Episode
 
 
@@ -69,7 +69,7 @@ class OutputFolder:
     def episodes(self) -> Iterator[Episode]:
         """Yield the episodes on disk, of all runs, each once."""
         self._require_place(self._lines)
-        return read_folder(self.path)
+        return each_once(read_folder(self.path))
 
     def _require_place(self, file: io.FileIO) -> None:
         """Raise ArealError if the open file is not the one of its name: what is written into it would be lost."""
@@ -82,8 +82,14 @@ class OutputFolder:
             raise ArealError(f"{file.name} was moved or removed while this collection wrote into it", hint=hint)
 
     def write(self, episode: Episode) -> None:
-        """Append the episode and sync it to disk."""
-        self._append(self._lines, json.dumps(episode.document(), ensure_ascii=False, separators=(",", ":")))
+        """Append the episode and sync it to disk. Values of Parquet that JSON has no form for are written as text."""
+        document = episode.document()
+        line = json.dumps(document, ensure_ascii=False, separators=(",", ":"), default=str)
+        try:
+            line.encode()
+        except UnicodeEncodeError:  # an agent's answer with half of a surrogate pair
+            line = json.dumps(document, default=str)
+        self._append(self._lines, line)
         os.fsync(self._lines.fileno())
 
     def _append(self, file: io.FileIO, line: str) -> None:

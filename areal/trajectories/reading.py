@@ -41,20 +41,26 @@ def read_episodes(path: Path) -> Iterator[Episode]:
 
 
 def read_folder(folder: Path) -> Iterator[Episode]:
-    """Yield the episodes that a collection has written so far, each once: Parquet files, then JSON lines. Raises
-    NotFound."""
+    """Yield the episodes that a collection has written so far: Parquet files, then JSON lines. Raises NotFound."""
     parquet = sorted(folder.glob(f"{TRAJECTORIES}-*{PARQUET}"))
     lines = [
         each for each in sorted(folder.glob(f"{TRAJECTORIES}*{JSONL}")) if each.with_suffix(PARQUET) not in parquet
     ]
     if not parquet and not lines:
         raise NotFound(f"{folder} holds no {TRAJECTORIES}{JSONL}", hint="is it the --output of `areal inf collect`?")
+    for path in parquet:
+        yield from read_parquet(path)
+    for path in lines:
+        yield from read_lines(path, unfinished=True)
+
+
+def each_once(episodes: Iterable[Episode]) -> Iterator[Episode]:
+    """Yield the episodes of one collection, each name once: a person may have put files together."""
     seen: set[str] = set()
-    for path in (*parquet, *lines):
-        for episode in read_parquet(path) if path.suffix == PARQUET else read_lines(path, unfinished=True):
-            if episode.episode not in seen:  # a person may have put files together
-                seen.add(episode.episode)
-                yield episode
+    for episode in episodes:
+        if episode.episode not in seen:
+            seen.add(episode.episode)
+            yield episode
 
 
 def read_lines(path: Path, *, unfinished: bool = False) -> Iterator[Episode]:

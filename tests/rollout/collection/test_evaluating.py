@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,26 @@ def test_folder_that_cannot_be_written_is_named(bench: Bench, evaluating: Evalua
     journal.write_text('{"op": "started"}\n')
     refused = evaluating("mine", "--resume")
     assert refused.code == 3 and "journal.jsonl is unreadable: line 1: KeyError('session_id')" in refused.err
+
+
+def test_values_that_json_has_no_form_for_are_kept_as_text(
+    bench: Bench, evaluating: Evaluating, collecting: Collecting, tmp_path: Path
+) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    rows = [{**row, "at": datetime(2026, 1, 2), "price": Decimal("1.5"), "raw": b"\xff"} for row in QUESTIONS]
+    arrow.parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    agent = collecting.code(AGENT.replace('"no reward"', '"half \\ud800"'), name="half.py")
+    code = "def reward(completion, at, price, raw):\n    return float(price) * at.day / 3 * len(raw)\n"
+    words = ("--reward", f"{collecting.code(code)}:reward", "--agent", f"{agent}:ask")
+    ran = evaluating("typed", *words, data=str(tmp_path / "rows.parquet"))
+    assert ran.code == 0, ran.err
+    assert value(ran.json, "scores", "reward", "value") == 1.0
+    (line, *_) = (evaluating.folder("typed") / "trajectories.jsonl").read_text().splitlines()
+    example = json.loads(line)["example"]
+    assert (example["at"], example["price"], example["raw"]) == ("2026-01-02 00:00:00", "1.5", "b'\\xff'")
+    again = evaluating("again", *words, "--baseline", "typed", data=str(tmp_path / "rows.parquet"))
+    assert (again.code, again.json["comparison"]["reward"]["prompts"]) == (0, 4), again.err
 
 
 def test_episode_that_is_in_file_twice_counts_once(bench: Bench, evaluating: Evaluating) -> None:
