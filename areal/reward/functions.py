@@ -106,6 +106,8 @@ class Parameters:
             return
         parameters = [each for each in self.signature.parameters.values() if each.kind is not each.KEYWORD_ONLY]
         named = dict(zip(OWN_ARGUMENTS, parameters, strict=False)) if self._in_order else self.signature.parameters
+        if not self._named_first.isdisjoint(each.name for name, each in named.items() if name in _TOKENS):
+            named = {name: each for name, each in named.items() if name not in _TOKENS}  # they may be columns
         why = [
             f"{each.name} is one {'text' if name not in _TOKENS else 'list of token ids'}"
             for name in OWN_ARGUMENTS
@@ -138,7 +140,8 @@ class Parameters:
         if self.signature is None:
             return own, columns
         named = dict(zip(OWN_ARGUMENTS, own, strict=False))
-        args, kwargs = (own, columns) if self._in_order else ((), {**named, **columns})
+        by_place = self._in_order and self._named_first.isdisjoint(columns)
+        args, kwargs = (own, columns) if by_place else ((), {**named, **columns})
         if self._names is not None:
             kwargs = {name: value for name, value in kwargs.items() if name in self._names}
         try:
@@ -190,8 +193,16 @@ class Parameters:
         )
 
     @cached_property
+    def _named_first(self) -> frozenset[str]:
+        """The names of the first parameters by position that may be those of columns, and are then passed by name."""
+        assert self.signature is not None
+        first = list(self.signature.parameters.values())[: len(OWN_ARGUMENTS)]
+        return frozenset(each.name for each in first if each.kind is each.POSITIONAL_OR_KEYWORD) - set(OWN_ARGUMENTS)
+
+    @cached_property
     def _in_order(self) -> bool:
-        """Whether ``OWN_ARGUMENTS`` are passed by position, as the first four parameters of any name; else by name."""
+        """Whether ``OWN_ARGUMENTS`` are passed by position, as the first four parameters of any name, unless a row has
+        a column of such a name; else by name."""
         assert self.signature is not None
         places = [each for each in self.signature.parameters.values() if each.kind is not each.KEYWORD_ONLY]
         for place, each in enumerate(places):

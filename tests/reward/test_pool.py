@@ -313,6 +313,33 @@ def test_batch_reward_is_detected_by_annotations(tmp_path: Path, parameters: str
             found.check_types()
 
 
+@pytest.mark.parametrize(
+    ("parameters", "given"),
+    [
+        ("prompt, completions, answer: str, level: str, **row", {"kind": "k"}),
+        ("completion, answer, level, kind", {}),
+        ("a, b, c, d, answer", {}),  # the four by position
+        ("answer, level, /, *rest", {}),  # by position, whatever the names
+    ],
+)
+def test_parameters_that_are_columns_are_passed_by_name(parameters: str, given: dict[str, str]) -> None:
+    found = Parameters.of(annotated(f"def reward({parameters}): ...\n"))
+    found.check_types()
+    row = {"answer": "7", "level": "hard", "kind": "k"}
+    args, kwargs = found.call(("p", "c", [1], [2]), row, {"completion": "c"})
+    assert found.signature is not None
+    bound = found.signature.bind(*args, **kwargs).arguments
+    if "/" in parameters or parameters.startswith("a,"):
+        assert args == ("p", "c", [1], [2])
+    else:
+        assert args == () and {name: bound[name] for name in ("answer", "level")} == {"answer": "7", "level": "hard"}
+        assert given.items() <= bound.get("row", {}).items()
+    with pytest.raises(UsageFault, match="missing a required argument: 'level'"):
+        Parameters.of(annotated("def reward(prompt, completions, answer, level): ...\n")).call(
+            ("p", "c", [1], [2]), {"answer": "7"}
+        )
+
+
 def batch(completions: list[str], answer: list[str]) -> list[float]:
     return [float(each == right) for each, right in zip(completions, answer, strict=True)]
 
