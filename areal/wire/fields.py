@@ -122,6 +122,13 @@ def _unconverted_types(hint: Any) -> frozenset[type[Any]]:
     return frozenset((kind,)) if kind in (bool, int, str, NoneType) else frozenset()
 
 
+@cache
+def _is_any_object(hint: Any) -> bool:
+    """Return whether each mapping with text as keys is a value of a type."""
+    _, origin, kinds = _parts(hint)
+    return origin is Mapping and (not kinds or (kinds[0] is str and kinds[1] in (Any, object)))
+
+
 class _Declared(NamedTuple):
     """A field. ``plain``: types whose values are accepted unchanged, if their ``marks`` allow them."""
 
@@ -259,12 +266,24 @@ class Reader:
         fixed = origin is tuple and bool(kinds) and kinds[-1] is not Ellipsis
         if not is_list or (fixed and len(value) != len(kinds)):
             return self._bad(faults, path, f"a list of {len(kinds)}" if fixed else "a list", value)
-        each = kinds if fixed else (kinds[0] if kinds else Any,) * len(value)
-        pairs = enumerate(zip(each, value, strict=True))
-        items = [self.convert(kind, item, faults, (*path, at)) for at, (kind, item) in pairs]
+        if fixed:
+            pairs = enumerate(zip(kinds, value, strict=True))
+            items = [self.convert(kind, item, faults, (*path, at)) for at, (kind, item) in pairs]
+        else:
+            items = self._items(kinds[0] if kinds else Any, value, faults, path)
         if any(item is BAD for item in items):
             return BAD
         return tuple(items) if origin is tuple else _LISTS[origin](items)
+
+    def _items(self, kind: Any, value: Sequence[Any], faults: Faults, path: FieldSteps) -> list[Any]:
+        """Convert items of one type. Those that need no conversion, as the messages of a conversation, cost little."""
+        plain, any_object = _unconverted_types(kind), _is_any_object(kind)
+        items = []
+        for at, item in enumerate(value):
+            is_object = any_object and type(item) is dict and all(type(key) is str for key in item)
+            unchanged = is_object or type(item) in plain
+            items.append(item if unchanged else self.convert(kind, item, faults, (*path, at)))
+        return items
 
     def _mapping(self, hint: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: FieldSteps) -> Any:
         if not isinstance(value, Mapping):
