@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from areal.rollout.executor import Executor
 from areal.rollout.failures import Failure
 from areal.rollout.staleness import (
+    EpisodeCounts,
     EpisodeSpec,
     Rollout,
     StalenessManager,
@@ -97,6 +98,9 @@ def test_batch_order_is_independent_of_completion_order(order: list[int], seed: 
     assert [each.number for each in shuffled(as_they_ended, seed)] == by_number
 
 
+OUTCOMES = st.sampled_from(["accept", "accept", "accept", "reject", "fail", "cancel", "overtake"])
+
+
 class Rollouts(RuleBasedStateMachine):
     """Any history of submissions, ends, failures, batches and versions."""
 
@@ -110,11 +114,12 @@ class Rollouts(RuleBasedStateMachine):
         self.told: list[int] = []  # rows that gave nothing to train on, as the trainer hears of them
         assert self.staleness.drain_ends() == []
 
-    @rule(count=st.integers(1, 20), outside_window=st.booleans())
+    @rule(count=st.integers(1, 8), outside_window=st.sampled_from([False, False, True]))
     def submit(self, count: int, outside_window: bool) -> None:
         for _ in range(count):
             self.staleness.submit(item(self.numbers, outside_window=outside_window))
             self.numbers += 1
+        self.admit()
 
     @rule()
     def admit(self) -> None:
@@ -122,9 +127,12 @@ class Rollouts(RuleBasedStateMachine):
             self.running.append((started, self.staleness.version))
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), how=st.sampled_from(["accept", "accept", "accept", "reject", "fail", "cancel", "overtake"]))
-    def end(self, data: Any, how: str) -> None:
-        ended, head = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+    @rule(data=st.data(), outcomes=st.lists(OUTCOMES, min_size=1, max_size=6))
+    def end(self, data: Any, outcomes: list[str]) -> None:
+        for how in outcomes[: len(self.running)]:
+            self.end_one(*self.running.pop(data.draw(st.integers(0, len(self.running) - 1))), how)
+
+    def end_one(self, ended: EpisodeSpec, head: int, how: str) -> None:
         if how == "fail":
             self.staleness.failed(ended, Failure(ended.task_id, "service", RuntimeError(), 1))
             self.failing += 1
@@ -209,6 +217,23 @@ def test_stale_prompt_is_rerun_once_then_abandoned() -> None:
         assert (staleness.counts.dropped, len(staleness.pending), staleness.completed) == (run, waiting, 0)
     assert (staleness.counts.abandoned, staleness.counts.accepted, staleness.idle) == (1, 0, True)
     assert abandoned == [item(0)]
+
+
+def test_each_outcome_is_counted_once() -> None:
+    manager = StalenessManager(StalenessWindow(batch=8, staleness=0, concurrency=8))
+    started = []
+    for number in range(6):
+        manager.submit(item(number))
+        started.append(manager.next_to_run() or item(-1))
+    manager.ended(started[0], rollout(0))
+    manager.ended(started[1], None)
+    manager.failed(started[2], Failure("task-2", "service", RuntimeError(), 1))
+    manager.aborted(started[3])
+    manager.cancelled(started[4])
+    assert manager.counts == EpisodeCounts(submitted=6, accepted=1, rejected=1, failed=1, dropped=1, abandoned=1)
+    assert (len(manager.pending), manager.running, manager.completed) == (1, {5}, 2)
+    assert manager.take_completed(2) == [rollout(0)]
+    assert manager.counts == EpisodeCounts(6, 0, consumed=1, rejected=1, failed=1, dropped=1, abandoned=1)
 
 
 def test_short_batches_include_rollouts_ended_meanwhile() -> None:
