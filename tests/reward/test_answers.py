@@ -25,6 +25,8 @@ RIGHT = [
     (r"\[ \boxed{18} \]", "18"),
     (r"\boxed{20}, no: \boxed{18}", "18"),
     (r"\boxed{\boxed{18}}", "18"),
+    (r"$x = \boxed{18}$ or $x = \boxed{18}$", "18"),
+    (r"\boxed{18}, \boxed{18}", "18"),
     (r"\fbox{18}", "18"),
     (r"\boxed {18}", "18"),
     (r"\boxed 18", "18"),
