@@ -52,23 +52,15 @@ class ObjectChange:
     policy: Policy = Policy()
 
 
-def _yes(plan: Plan) -> bool:
-    return True
-
-
-def _any(plan: Plan) -> None:
-    """Accept every plan."""
-
-
 def _converge(
     ctx: Context,
     choose: Choose,
     policy: Policy,
     timeout_s: float,
-    approve: Callable[[Plan], bool] = _yes,
+    approve: Callable[[Plan], bool] = lambda plan: True,
     *,
     whole: bool = False,
-    check: Check = _any,
+    check: Check = lambda plan: None,
 ) -> Outcome:
     command = CommandContext.open(ctx)
     return converge(
@@ -97,8 +89,8 @@ def carry_out(
     ctx: Context,
     change: ObjectChange,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    approve: Callable[[Plan], bool] = _yes,
-    check: Check = _any,
+    approve: Callable[[Plan], bool] = lambda plan: True,
+    check: Check = lambda plan: None,
 ) -> Outcome:
     """Carry out a verb. ``check`` may refuse the plan before the first effect by raising ArealError."""
     choose = _only(ctx, change.ref, change.edit)
@@ -127,7 +119,7 @@ def delete(
     grace_s: float | None = None,
     cascade: bool = False,
     wait: bool = True,
-    approve: Callable[[Plan], bool] = _yes,
+    approve: Callable[[Plan], bool] = lambda plan: True,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     spare_running_jobs: bool = False,
 ) -> Outcome:
@@ -207,7 +199,7 @@ def scale(
     current: Sequence[int] = (),
     force: bool = False,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    approve: Callable[[Plan], bool] = _yes,
+    approve: Callable[[Plan], bool] = lambda plan: True,
 ) -> Outcome:
     """Scale an object. ``current``: the numbers of replicas that are expected; checked again when the lock is held.
     Raises Conflict."""
@@ -356,7 +348,7 @@ def adopt(
     manifest, found = controller_of(ref.kind).adopted(store, ref, pid, url), store.get(ref)
     if found is not None:
         manifest = over_applied(found, manifest)
-    outcome = apply(ctx, ApplyRequest(RenderRequest(manifests=(manifest,)), timeout_s=timeout_s), _yes)
+    outcome = apply(ctx, ApplyRequest(RenderRequest(manifests=(manifest,)), timeout_s=timeout_s), lambda plan: True)
     return with_action(with_action(outcome, "created", "adopted"), "configured", "adopted")
 
 
@@ -367,7 +359,7 @@ def reconcile_once(
     ctx: Context,
     refs: Iterable[Ref] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    approve: Callable[[Plan], bool] = _yes,
+    approve: Callable[[Plan], bool] = lambda plan: True,
 ) -> Outcome:
     """Compare the recorded state with the running processes, and converge. Raises NotFound for an unknown ``ref``."""
     wanted = None if refs is None else set(refs)

@@ -24,11 +24,9 @@ _USED = "backends"  # $AREAL_HOME/backends/<name>: an empty file for each backen
 Crash = Callable[[str], None]
 
 
-def _no_crash(point: str) -> None:
-    """Inject no fault."""
-
-
-def open_backend(name: str, home_root: Path, *, lease_dir: Path | None = None, crash: Crash = _no_crash) -> Backend:
+def open_backend(
+    name: str, home_root: Path, *, lease_dir: Path | None = None, crash: Crash = lambda point: None
+) -> Backend:
     """Return the backend of a ``spec.scheduler.type``. Raises UsageFault for an unknown name."""
     if name not in BACKENDS:
         raise UsageFault(
@@ -43,7 +41,7 @@ class Backends(RunControl):
     """All backends that a home uses. Their runs are observed together; other operations are passed to the run's
     backend. ``local`` is always in use, any other backend from its first ``start`` on. Thread-safe."""
 
-    def __init__(self, home_root: Path, *, lease_dir: Path | None = None, crash: Crash = _no_crash) -> None:
+    def __init__(self, home_root: Path, *, lease_dir: Path | None = None, crash: Crash = lambda point: None) -> None:
         self._home_root = Path(home_root)
         self._lease_dir = lease_dir
         self._crash = crash
