@@ -67,7 +67,7 @@ class _SpecFaults(Exception):
         self.faults = faults
 
 
-@lru_cache(1024)
+@lru_cache(4096)  # specs and metadata
 def _valid(model: type[SpecModel], sparse: str) -> SpecModel:
     """Return a sparse map (JSON) with its defaults. Raises _SpecFaults. A command reads a spec several times, and a
     large apply has many that are equal."""
