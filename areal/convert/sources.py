@@ -21,7 +21,7 @@ _LAUNCHER = ("nproc_per_node", "nnodes", "num_processes", "num_machines", "num_g
 @dataclass(frozen=True)
 class SourceFormat:
     """How the files of a framework are read. ``programs``: a pattern of its commands, whose last group that matches is
-    a key of ``called``, which names the trainer. ``read``: converts the words of a command to keys. ``readable``: for
+    the trainer, or its name in ``called``. ``read``: converts the words of a command to keys. ``readable``: for
     errors. ``nested``: keys of a YAML file have dots. ``trainer_of``: the trainer of a YAML file by its keys, or ""."""
 
     trainers: Mapping[str, Framework]
@@ -58,7 +58,8 @@ class SourceFormat:
 
     def trainer(self, command: Command) -> str | None:
         """Return the trainer that a command runs, or None for a script of the user's own."""
-        return self.called.get(command.program[command.program.lastindex or 0])
+        name = command.program[command.program.lastindex or 0]
+        return self.called.get(name, name if name in self.trainers else None)
 
 
 def _docstring(text: str, name: str) -> str:
@@ -152,7 +153,7 @@ SOURCES: Mapping[str, SourceFormat] = {
     "trl": SourceFormat(
         {"grpo": trl.GRPO, "rloo": trl.RLOO, "sft": trl.SFT, "dpo": trl.DPO, "reward": trl.REWARD},
         re.compile(r"(?:^|/| )(?:trl (grpo|rloo|sft|dpo|reward)|(grpo|gspo|rloo|sft|dpo|reward)(?:_\w+)?\.py)(?!\S)"),
-        {**{name: name for name in ("grpo", "rloo", "sft", "dpo", "reward")}, "gspo": "grpo"},
+        {"gspo": "grpo"},
         flags,
         "a script with `trl grpo --KEY VALUE ...` or one of TRL's own scripts, Python code that calls `GRPOConfig(...)`"
         " with arguments, or a YAML file is read",
@@ -164,7 +165,7 @@ SOURCES: Mapping[str, SourceFormat] = {
             r"(?:(?<![\w.])openrlhf[./]cli[./]|(?:^|[/ ])(?=train_\w+\.py))"
             r"train_(ppo_ray|ppo|sft|dpo|rm)(?:\.py)?(?!\S)"
         ),
-        {"ppo_ray": "ppo", "ppo": "ppo", "sft": "sft", "dpo": "dpo", "rm": "rm"},
+        {"ppo_ray": "ppo"},
         flags,
         "a script with `python3 -m openrlhf.cli.train_ppo_ray --KEY VALUE ...` is read, or train_sft, train_dpo, "
         "train_rm",

@@ -410,22 +410,18 @@ SWITCHES = {
     "algorithm.rollout_correction.": "algorithm.rollout_correction.rollout_is",
     "algorithm.rollout_is_": "algorithm.rollout_is",
 }
-_MOVED = """custom_reward_function.path custom_reward_function.name reward_manager.name reward_manager.source
-reward_manager.module.path reward_manager.module.name"""
-_KWARGS = (
-    "overlong_buffer_cfg.enable overlong_buffer_cfg.len overlong_buffer_cfg.penalty_factor overlong_buffer_cfg.log"
-)
 ALIASES = {
     "model_engine": f"{ACTOR}.strategy",
     "reward.reward_model.enable": "reward_model.enable",
     "reward.sandbox_fusion.url": "reward_model.sandbox_fusion.url",
-    **{f"reward.{name}": name for name in _MOVED.split()},
+    **{f"reward.{key}": key for key in RULES if key.startswith(("custom_reward_function.", "reward_manager."))},
+    **{
+        f"reward.{key.removeprefix('reward_model.')}": key
+        for key in RULES
+        if key.startswith("reward_model.reward_kwargs.")
+    },
     **{
         f"custom_reward_function.overlong_buffer.{name}": f"reward_model.overlong_buffer.{name}"
         for name in ("enable", "len", "penalty_factor", "log")
-    },
-    **{
-        f"reward.reward_kwargs.{name}": f"reward_model.reward_kwargs.{name}"
-        for name in (*_KWARGS.split(), "max_resp_len")
     },
 }
