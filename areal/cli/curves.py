@@ -159,14 +159,14 @@ def metrics(
 
     NAME with a / is the folder of a run that was started by hand, or its file.
     """
-    told = False
+    is_announced = False
     while True:
         read = {name: read_metrics(metrics_file(cli, name)) for name in dict.fromkeys(names)}
         runs = {name: curves_of(steps, metrics) for name, steps in read.items()}
         if watch and not any(runs.values()) and (waits := [name for name in runs if not _has_ended(cli, name)]):
-            if not told:
+            if not is_announced:
                 cli.info(f"waiting for the first metrics of {', '.join(waits)}")
-            told = True
+            is_announced = True
             pause(_WATCH_S)
             continue
         broken = [

@@ -345,7 +345,7 @@ def _page(row: Row) -> str:
 @options.timeout("7d")
 @local_options
 def wait(cli: Invocation, /, name: str) -> int:
-    """Wait until the job NAME has ended: exit 0 where it succeeded, 8 where it failed or was stopped.
+    """Wait until the job NAME has ended: exit 0 if it succeeded, 8 if it failed or was stopped.
 
     Its step, elapsed time and ETA are shown on a terminal; elsewhere a line at each tenth of the run.
     """

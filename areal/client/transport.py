@@ -284,7 +284,7 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
 
 
 def _encoded(body: Any) -> bytes:
-    """Return the body as JSON. Raises CallerError for what it cannot represent: NaN is null in orjson."""
+    """Return the body as JSON. Raises CallerError for values outside of JSON, such as NaN."""
     try:
         data = dumps(body)
         if b"null" in data:

@@ -479,7 +479,7 @@ def _words(line: str, shell: _Shell, name: str) -> list[list[str]]:
 
 
 def _commands_of(line: str, shell: _Shell, programs: re.Pattern[str], name: str) -> list[Command]:
-    """Return the commands of a line that run one of ``programs``. A command that is only printed is none."""
+    """Return the commands of a line that run one of ``programs``. Commands that are only printed are omitted."""
     each_words = (words for words in _words(_SUBSHELL.sub(r"\1", line), shell, name) if words[:1] not in _PRINTING)
     found = (_command(words, programs, name) for words in each_words)
     return [each for each in found if each is not None]

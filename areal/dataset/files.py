@@ -134,7 +134,7 @@ def _files_of(folder: Path, split: str | None) -> list[Path]:
 
 
 def _check_once(files: list[Path]) -> None:
-    """Raise BadData if a split is there in two formats: each row would come twice."""
+    """Raise BadData if a split exists in two formats, because each row would be read twice."""
     by_stem: dict[str, Path] = {}
     for file in files:
         if (other := by_stem.setdefault(file.stem, file)) != file:

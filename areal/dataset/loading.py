@@ -151,7 +151,7 @@ class ImageColumn:
     folder: Path | None
 
     def checked(self, row: Row) -> Row:
-        """Return the row with a list ``images``, of files that are there. Raises ValueError, BadImage."""
+        """Return the row with a list ``images`` of existing files. Raises ValueError, BadImage."""
         if others := [name for name in _PICTURES[2:] if row.get(name)]:
             raise ValueError(f"the row has {', '.join(others)}: only images are supported")
         given = [name for name in _PICTURES[:2] if row.get(name)]
@@ -366,7 +366,7 @@ def get_custom_dataset(
 
 
 def _image_folder(where: str, given: str | None) -> Path | None:
-    """Return the folder of relative paths of images: that of the data set's file, where it is one."""
+    """Return the folder of relative image paths: that of the data set's file, if it is a file."""
     if given is not None:
         return Path(given).expanduser()
     path = Path(where).expanduser()

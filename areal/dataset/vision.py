@@ -29,7 +29,7 @@ _IMAGE, _PLACE = {"type": "image"}, "<image>"
 @dataclass(frozen=True, eq=False)
 class Pixels:
     """The tower's inputs for the images of one prompt. ``placeholders``: how many tokens ``token_id`` stand for them.
-    Compared by identity, so that what is computed from them can be kept by it."""
+    Compared by identity, so that results can be cached by it."""
 
     tensors: Mapping[str, Tensor]
     placeholders: int

@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
         return data
 
     async def whole(self, most: int | None = None) -> bytes:
-        """Return the rest of the body. Raises ResponseLost, also where that is more than ``most`` bytes."""
+        """Return the rest of the body. Raises ResponseLost, also if it has more than ``most`` bytes."""
         parts = []
         size = 0
         while part := await self.part():
@@ -208,7 +208,7 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def forget(self) -> None:
-        """Free what is buffered and break reference cycles: an error that was raised holds the frames of its reader."""
+        """Free the buffers and break reference cycles: an error that was raised holds the frames of its reader."""
         self._error = self._sink = self._framed = None
         self._parts.clear()
         self._deferred.clear()

@@ -13,8 +13,8 @@ LONGEST_EVENT = 16 * 1024 * 1024
 
 @dataclass(slots=True)  # not frozen: there is one for each step of each stream
 class ServerEvent:
-    """``raw``: its bytes as they came, comments and the blank line included; joined, they are the stream. ``data`` is
-    empty for an event that has none, which a reader ignores."""
+    """``raw``: its bytes as received, with comments and the blank line; joined, they are the stream. ``data`` is empty
+    for an event that has none, which a reader ignores."""
 
     raw: bytes
     data: bytes = b""

@@ -106,7 +106,7 @@ class HttpResponseParser:
         self._protocol.on_header(found[1], found[2])
 
     def _frame(self, name: bytes, value: bytes) -> None:
-        """Note what a header says about the body."""
+        """Record what a header says about the connection or the length of the body."""
         if name in (b"connection", b"proxy-connection"):
             self._options.update(option.strip(b" \t").lower() for option in value.split(b","))
         elif name in (b"content-length", b"transfer-encoding"):
@@ -189,7 +189,7 @@ class HttpResponseParser:
         self._next = self._read_status if self.should_keep_alive() else self._refuse
 
     def _line(self, what: str) -> bytes | None:
-        """Return the next line without its end; None where that has not arrived."""
+        """Return the next line without its end; None if it is incomplete."""
         end = self._data.find(b"\n", self._at)
         if (end if end >= 0 else len(self._data)) - self._at > _MOST_LINE:
             raise HttpParserError(f"{what} has more than {_MOST_LINE} bytes")

@@ -221,7 +221,7 @@ def here() -> Any:
 
 
 def record_step(name: str, rollouts: Iterable[Any], started_s: float, attributes: Attributes) -> None:
-    """Record a step that began at ``started_s`` (Unix time) and ends now: a trace of its own that links to the spans
+    """Record a step that began at ``started_s`` (Unix time) and ends now: a separate trace that links to the spans
     ``rollouts``, and in the trace of each of them a span that links back."""
     if _tracer is None:
         return

@@ -64,7 +64,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """Facts about a job besides its steps. ``attempt``: the newest start of its driver, from 1; 0 if there is none."""
+    """Facts about a job besides its steps. ``attempt``: the number of its driver's starts."""
 
     name: str
     is_running: bool

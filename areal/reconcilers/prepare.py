@@ -79,8 +79,8 @@ def plan_targets(
     *,
     whole: bool = False,
 ) -> Prepared:
-    """Choose targets among what is stored, add their neighbours, observe, plan. Read-only. ``whole``: the plan is that
-    of all that is recorded, so that it names all that cannot be read."""
+    """Choose targets among the stored objects, add their neighbours, observe, plan. Read-only. ``whole``: plan all
+    recorded objects, so that the plan names each that cannot be read."""
     snapshot, states, scope, observed, asked = _observe_stable(command, choose)
     refused: dict[str, Refusal] = {}
     while True:

@@ -180,7 +180,7 @@ class Document(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind as written; empty where it is missing or not a text."""
+        """The kind as written; empty if it is missing or not a text."""
         return text_of(self.node.get("kind"))
 
     @property

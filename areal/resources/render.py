@@ -325,7 +325,7 @@ def _set(node: Node | None, path: FieldPath, setting: Setting, above: FieldPath,
 
 
 def _removed(node: Node, path: FieldPath) -> Node:
-    """Return ``node`` without what is at ``path``, if there is anything."""
+    """Return ``node`` without the node at ``path``, if it exists."""
     step, below = path[0], child(node, path[0])
     if below is None:
         return node

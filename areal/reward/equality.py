@@ -150,7 +150,7 @@ def _same_group(answer: Items, right: Items) -> bool:
 
 
 def _is_whole(cases: Sequence[Node]) -> bool:
-    """Return whether each real number meets a condition of ``cases``, as it must where one is ``otherwise``."""
+    """Return whether each real number meets a condition of ``cases``, as it must if one is ``otherwise``."""
     conditions = [each.items[-1] for each in cases if isinstance(each, Items) and _plain(each.items[-1]) != "otherwise"]
     try:
         is_whole = all(any(_contains(each, x, True) for each in conditions) for x in _probes(*conditions))
@@ -408,7 +408,7 @@ def _ends(node: Node) -> set[Any]:
 
 def _contains(node: Node, x: Any, is_condition: bool = False) -> bool:
     """Return whether a number is in the set of an interval, a solved inequality, a union or alternatives. A condition
-    of a set need not be solved. Raises NotAFormula for what is no set of real numbers."""
+    of a set need not be solved. Raises NotAFormula for other objects than sets of real numbers."""
     if isinstance(node, Quantity):
         if texts_of(node.formula) != ["∅"]:
             raise NotAFormula

@@ -111,7 +111,7 @@ def _determinant(rows: Any) -> Any:
 
 
 def _applied(name: str, argument: Any) -> Any:
-    """Return a function's value; 0 for a rounding error beside 0. Raises NotAFormula where it is infinite."""
+    """Return a function's value; 0 for a rounding error beside 0. Raises NotAFormula if it is infinite."""
     if name == "exp":
         return _power(_mp().e, argument)
     known = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "log": "log10", "lg": "log10"}.get(name, name)

@@ -253,7 +253,7 @@ def _without_wrapping(text: str) -> str:
 
 
 def _with_unit(counted: re.Match[str]) -> str:
-    """Return a number with what stands in parentheses after it if that is a base or a unit, and not what is counted."""
+    """Return a number with the base or the unit that follows it in parentheses, without the name of counted things."""
     if base := re.fullmatch(r"base (\d+)", counted[2]):
         return f"{counted[1]}_{{{base[1]}}}"
     return counted[1] + (rf" \text{{{counted[2]}}}" if measure(symbol_of(counted[2])) else "")

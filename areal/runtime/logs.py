@@ -153,7 +153,7 @@ _WARNING = re.compile(r"\b(?:WARN|WARNING|Warning)\b|\w+Warning:")
 
 
 class Place(NamedTuple):
-    """The beginning of a line, or the end of what was read."""
+    """The beginning of a line, or the end of the last one read."""
 
     inode: int
     offset: int
@@ -185,7 +185,7 @@ class PlacedLine(NamedTuple):
 
 
 class Older(NamedTuple):
-    """``lines`` oldest first. ``start``: where to continue; None at the beginning of what is kept."""
+    """``lines`` oldest first. ``start``: where to continue; None at the beginning of the log."""
 
     lines: list[PlacedLine]
     start: Place | None

@@ -66,7 +66,7 @@ def spec_from_record(record: Mapping[str, Any]) -> base.RunSpec:
 
 @dataclass(frozen=True)
 class Intent:
-    """``intent.json``: the spec, and what was known when the run was made. ``folder``: where it was made, as which
+    """``intent.json``: the spec, and the facts known when the run was created. ``folder``: where it was made, as which
     ``inode``; an earlier version recorded no folder. ``unplaced``: the spec before its node was known."""
 
     spec: base.RunSpec
@@ -139,7 +139,7 @@ def placed(spec: base.RunSpec, address: str) -> base.RunSpec:
 
 
 def is_placed(spec: base.RunSpec) -> bool:
-    """Return whether its address, where it has one, can be called."""
+    """Return whether its address, if it has one, is known."""
     return spec.url is None or base.NODE_HOST not in spec.url
 
 
@@ -305,8 +305,8 @@ class RunStore:
         return folder, False
 
     def original_of(self, uid: str, supervisor: ProcessIdentity) -> str:
-        """Return the run's folder that its living supervisor belongs to; "" where that is the one here. A supervisor
-        holds the lock of its own folder, wherever that was moved, and never that of a copy. A dying one holds none."""
+        """Return the run's folder that its living supervisor belongs to; "" if that is this one. A supervisor holds the
+        lock of its own folder, wherever that was moved, and never that of a copy. A dying one holds none."""
         started_in, is_copied = self.started_in(uid)
         if is_copied:
             return started_in

@@ -92,8 +92,7 @@ class EventLog:
 
 
 def load(path: Path) -> list[Event]:
-    """Return the events of one file, repetitions folded. Raises UnreadableFile when the file is there and cannot be
-    read."""
+    """Return the events of one file, repetitions folded. Raises UnreadableFile if it exists and cannot be read."""
     try:
         raw = read_raw(path)
     except FileNotFoundError:

@@ -139,7 +139,7 @@ def read_key(path: Path | str, *, hint: str | None = None) -> str:
 
 
 def forget_admin_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> None:
-    """Remove the service's key; nothing happens when there is none."""
+    """Remove the service's key, if it exists."""
     path = admin_key_path(home, service, kind)
     try:
         path.unlink(missing_ok=True)

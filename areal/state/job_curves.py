@@ -305,7 +305,7 @@ class JobCurves(Sequence[dict[str, float]]):
 
 
 def read_curves(path: Path) -> JobCurves:
-    """Return all steps of a file; none where there is no file. Raises OSError."""
+    """Return all steps of a file; none if it does not exist. Raises OSError."""
     found = JobCurves(path)
     found.update()
     return found

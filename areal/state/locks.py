@@ -118,8 +118,8 @@ class Held:
     def announce(self) -> None:
         """Write the readable holder of all locks into the first one. For commands that will change something."""
         who, _, host = actor().partition("@")
-        told = asdict(LockHolder(who, host, os.getpid(), self._command, time.time()))
-        body = json.dumps({**told, "refs": [str(ref) for ref in self._fds]})
+        announced = asdict(LockHolder(who, host, os.getpid(), self._command, time.time()))
+        body = json.dumps({**announced, "refs": [str(ref) for ref in self._fds]})
         for ref, fd in self._fds.items():
             try:
                 if os.fstat(fd).st_size:  # of a holder that was killed
@@ -244,7 +244,7 @@ def store_lock_path(home: Home) -> Path:
 
 
 def holder(home: Home, ref: Ref) -> LockHolder | None:
-    """Return the holder of an object's lock; None when there is none. Writes nothing."""
+    """Return the holder of an object's lock, or None. Writes nothing."""
     try:
         fd = os.open(lock_path(home, ref), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -279,9 +279,9 @@ def _described(home: Home, ref: Ref) -> LockHolder:
     with contextlib.suppress(OSError):
         for path in (own, *home.locks.glob("*.*.lock")):
             with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-                told = parse_json(path.read_bytes()) if path.stat().st_size else {}
-                refs = told.pop("refs", [])
-                announced = LockHolder(**told)
+                fields = parse_json(path.read_bytes()) if path.stat().st_size else {}
+                refs = fields.pop("refs", [])
+                announced = LockHolder(**fields)
                 if seen.pid in (0, announced.pid) and (path == own or str(ref) in refs):
                     return announced
     return seen

@@ -96,8 +96,7 @@ def tighten(path: Path) -> None:
 
 
 def filesystem(home: Home) -> tuple[str, frozenset[str]]:
-    """Return the type of the file system under the home (``ext4``, ``nfs4``, ...) and its mount options; ``unknown``
-    where it cannot be told."""
+    """Return the home's type of file system (``ext4``, ``nfs4``, ... or ``unknown``) and its mount options."""
     place = os.path.realpath(home.root)
     best, kind, options = "", "unknown", ""
     with contextlib.suppress(OSError, ValueError, IndexError):

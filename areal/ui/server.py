@@ -136,7 +136,7 @@ class PageServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve in a thread. Above the limit the oldest connection that has not sent the token is closed for a new one;
-        where there is none, the new one is."""
+        if all have, the new one is closed."""
         if not self._free.acquire(blocking=False) and not self._evict():
             self.shutdown_request(request)
             return
@@ -233,8 +233,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._parts(found)
 
     def _parts(self, parts: Iterator[Mapping[str, object]]) -> None:
-        """Stream an answer that comes in parts, a line of JSON each. Its first part is there before the status, so that
-        a refusal is one; a later failure is the last part. A client that leaves ends what makes them."""
+        """Stream an answer in parts, each a line of JSON. The first part is computed before the status is sent, so that
+        an error has its status; a later error is the last part. Closed when the client disconnects."""
         with closing(parts):  # type: ignore[type-var]
             first = next(parts, None)
             self.close_connection = True
@@ -328,7 +328,7 @@ def _failure(status: int, type: str, message: str, hint: str) -> Answer:
 
 
 def _static(path: str, known: str | None) -> Answer:
-    """Return a file of the page; the page itself for a path that is none, which its router reads."""
+    """Return a file of the page, or the page itself, whose router reads all other paths."""
     file = _file(path) if path.startswith("/static/") else STATIC / "index.html"
     if file is None:
         return _failure(404, "NotFound", "there is no such file", "")
@@ -343,7 +343,7 @@ def _static(path: str, known: str | None) -> Answer:
 
 
 def _file(path: str) -> Path | None:
-    """Return the static file of a path; None if there is none, or where it leads outside the folder."""
+    """Return the static file of a path; None if it does not exist or is outside of the folder."""
     if "\0" in path or "\\" in path:
         return None
     try:

@@ -125,10 +125,10 @@ class ModelAccess:
 
 @dataclass(frozen=True, kw_only=True)
 class StartAgentSession:
-    """Start a session, sent to a data proxy by way of the router. ``api_key``: the session's key (absent: one is made);
-    the router finds the session by the key's digest. A session that has the key already is the answer. ``inference``:
-    the RL session of the caller (else the service's own, where it has one). ``reopen``: also accept the key of a
-    session that has ended."""
+    """Start a session, sent to a data proxy by way of the router. ``api_key``: the session's key (absent: one is
+    created); the router finds the session by the key's digest. If a session has the key already, it is returned.
+    ``inference``: the RL session of the caller (else the service's own, if it has one). ``reopen``: also accept the key
+    of a session that has ended."""
 
     api_key: SessionKey | None = None
     model: str | None = None  # the agent service's name, by which the router knows its data proxies

@@ -1,9 +1,9 @@
 """The routing table as the relays see it: a value, and the rule by which a new snapshot replaces an old one.
 
 A snapshot carries the router's ``epoch`` (random at each start), a ``serial`` that grows with each change, and
-``synced``: whether the reconciler has told this router everything it should know. The rule (``follow``): a router
-that restarted and is not yet synced never removes anything from a relay's table, for what it does not name it may
-only not have heard of yet.
+``synced``: whether the reconciler has sent this router its complete table. The rule (``follow``): a router that
+restarted and is not yet synced never removes anything from a relay's table, because it may not have received those
+entries yet.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ NO_WAIT = "training"
 
 
 class TrainingWarning(NamedTuple):
-    """``steps``: how many in a row, up to the newest; ``least``: from how many on it is a warning. ``step``: where it
+    """``steps``: how many in a row, up to the newest; ``least``: the number that makes it a warning. ``step``: where it
     began. ``is_error``: the run learns nothing more."""
 
     rule: str
@@ -152,11 +152,12 @@ def _reward_collapse(steps: Sequence[Step]) -> TrainingWarning | None:
 
 
 def _flat_reward(steps: Sequence[Step]) -> float | None:
-    """Return the mean reward, where it has not moved since the first step; None where it has, or might have.
+    """Return the mean reward if it has not moved since the first step; None if it has, or might have.
 
     It has not if the means of the run's four quarters differ by less than a tenth of the range of a sample's reward,
     three standard errors of such a difference added. So noise around a mean is flat once there are enough steps to
-    tell; a run that learns slowly, or returns to where it began, is not."""
+    tell; a run that learns slowly, or returns to where it began, is not.
+    """
     if len(steps) < FLAT_REWARD_STEPS:
         return None
     chosen = _some(steps)
@@ -185,7 +186,7 @@ def _some(steps: Sequence[Step]) -> list[Step]:
 
 
 def _range(steps: Sequence[Step]) -> tuple[float, float]:
-    """Return the lowest and the highest reward of a sample; equal where no step has them."""
+    """Return the lowest and the highest reward of a sample; equal if no step has them."""
     lowest = [value for step in steps if _is_number(value := step.get("reward/min"))]
     highest = [value for step in steps if _is_number(value := step.get("reward/max"))]
     return (min(lowest), max(highest)) if lowest and highest else (0.0, 0.0)

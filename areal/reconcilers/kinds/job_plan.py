@@ -427,7 +427,7 @@ def _awaiting_jobs(
         runs.setdefault(state.spec.owner, []).append(ObservedRun(state))
 
     def awaited(ref: str, above: frozenset[str] = frozenset()) -> str:
-        """Return the job that has to end first; "" where none has."""
+        """Return the job that has to end first, or ""."""
         target = known.get(ref)
         if target is None or ref in above or target.is_deleted:
             return ""

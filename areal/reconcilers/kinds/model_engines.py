@@ -115,7 +115,7 @@ def installed_engine(engine: str, given: Mapping[str, str]) -> InstalledEngine:
 
 @dataclass(frozen=True)
 class Installation:
-    """``package``: the folder of the engine's package, "" where it is not installed."""
+    """``package``: the folder of the engine's package, "" if it is not installed."""
 
     version: str
     package: str

@@ -40,7 +40,7 @@ NODE_ADDRESS_VARIABLE = "AREAL_NODE_ADDRESS"
 
 
 class Phase(StrEnum):
-    """The phase of a run, as proved by its record and /proc, or told by a scheduler."""
+    """The phase of a run, as proved by its record and /proc, or as reported by a scheduler."""
 
     INTENDED = "intended"  # intent on disk, no identity: nothing runs, or has not begun to
     QUEUED = "queued"  # submitted to a scheduler that has not placed it yet
@@ -183,9 +183,9 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """The scheduler's word about the job of a run. ``reason``: in its own words. ``ended_at``, ``queued_at`` in seconds
-    since the epoch, None where it does not tell. ``requeues``: how often it went back into the queue; what its nodes
-    recorded before is of an earlier start. ``suspended``: it has nodes, and its processes are held."""
+    """The scheduler's information about the job of a run. ``reason``: its text. ``ended_at``, ``queued_at`` in seconds
+    since the epoch, None if unknown. ``requeues``: how often it went back into the queue; earlier records of its nodes
+    belong to earlier starts. ``suspended``: it has nodes, and its processes are held."""
 
     state: JobState
     job_id: str = ""
@@ -261,7 +261,8 @@ class RunControl(Protocol):
 
         Read-only and cheap: called every 0.2 s by ``areal wait``, and by every ``areal get``. ``RunState.spec`` is the
         spec as it was started, without its secrets. A run whose record cannot be read is ``UNKNOWN`` with a reason.
-        Raises ArealError only where no run can be seen at all."""
+        Raises ArealError only if no run can be observed.
+        """
 
     def stage(self, uid: str) -> Stage | None:
         """Startup progress that the component has reported since its last start; None when it has reported none or the
@@ -284,15 +285,15 @@ class RunControl(Protocol):
         TimedOut when it is being started by another command and does not come to an end."""
 
     def forget(self, uid: str, *, unprovable: bool = False) -> None:
-        """Delete the record and the logs of an ended run; of one that has no record nothing. Raises Conflict when it
-        lives or may live; ``unprovable`` forgets also one that may live where nothing can be seen, on the word of a
-        person who knows that the place is gone."""
+        """Delete the record and the logs of an ended run; without a record there is nothing to do. Raises Conflict if
+        it lives or may live. ``unprovable``: delete also a run that cannot be observed, whose machine is gone, as a
+        person confirms."""
 
     def inspect(self) -> tuple[Problem, ...]:
         """Return every disagreement between records, processes and leases. Read-only."""
 
     def repair(self, problem: Problem) -> str:
-        """Repair a problem as far as it is proved; a sentence that says what was done. Raises ArealError."""
+        """Repair a problem as far as it is proved. Return a sentence about the repair. Raises ArealError."""
 
 
 class Backend(RunControl, Protocol):
@@ -310,8 +311,8 @@ class Backend(RunControl, Protocol):
     ) -> None:
         """Check, before anything starts, that the cluster can ever place a run of ``nodes`` nodes with ``gpus`` GPUs,
         ``cpus`` cores and ``memory_bytes`` each (0: the cluster's default) under these settings (``spec.scheduler``).
-        Raises NoCapacity where it is too small, InvalidManifest for a setting that names nothing of the cluster,
-        ArealError where the cluster does not answer."""
+        Raises NoCapacity if it is too small, InvalidManifest for a setting that the cluster does not know, ArealError
+        if the cluster does not answer."""
 
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
         """Choose ``count`` distinct free TCP ports (``prefer`` first: ports stay sticky) for the object ``owner``

@@ -1,7 +1,7 @@
-"""A run in Slurm's words, and these as values: script, ``sbatch`` options, answers of ``squeue`` and ``sacct``. Pure.
+"""A run in Slurm's terms (script, ``sbatch`` options), and the output of ``squeue`` and ``sacct`` as values. Pure.
 
 squeue's JSON differs between versions: Slurm 22.05 has plain values, 23.02 and later write a state as a list and a
-number as ``{"set": true, "infinite": false, "number": 5}``. Both are read; what is missing is left empty.
+number as ``{"set": true, "infinite": false, "number": 5}``. Both are read; missing values are empty.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class SlurmJob:
 
 
 def parse_squeue(text: str) -> list[SlurmJob]:
-    """Return the jobs of ``squeue --json``. Raises ValueError where it could not look: its status is 0 then too."""
+    """Return the jobs of ``squeue --json``. Raises ValueError if squeue failed, which its exit status 0 may hide."""
     answer = json.loads(text)
     if not isinstance(answer, Mapping):
         raise ValueError("squeue --json is not an object")

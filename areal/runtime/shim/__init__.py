@@ -6,7 +6,7 @@ as ``python -I -S areal/runtime/shim/__main__.py`` and reads nothing but its run
 before it reports that it lives, so that upgrading areal does not affect a running shim.
 """
 
-# Over the gate and ack pipes, and the exit status of a shim that was never told to go.
+# Sent over the gate and ack pipes, and the exit status of a shim that never received GO.
 GO = b"G"
 ACK = b"A"
 NO_FOLDER = "there is no working folder "  # how the reason of an exit begins, where the component could not start in it

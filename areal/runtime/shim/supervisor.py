@@ -396,8 +396,8 @@ class RunSupervisor:
         member = run_members(own, self._run_dir, frozenset({own}))
 
         def is_orphan(stat: procfs.Stat) -> bool:
-            """Return whether it was the component's: our child, also where it left the session and wiped its
-            environment. The supervisor of another run that the component started is not: that run goes on."""
+            """Return whether it belonged to the component: our child, even if it has left the session and cleared its
+            environment, but not the supervisor of another run that the component started, which continues."""
             return stat.ppid == own and procfs.environment(stat.pid).get(RUN_DIR_VARIABLE) in (None, self._run_dir)
 
         self._swept += sweep(lambda stat: is_orphan(stat) or member(stat))[0]

@@ -106,8 +106,7 @@ class RouterLease:
                 return
 
     def _announced(self) -> bytes:
-        """Return the address and epoch of the router in the beginning of its file; the last ones where that names
-        none."""
+        """Return the address and epoch of the router in the beginning of its file; the last ones if it has none."""
         try:
             if (identity := stamp(self._file)) != self._head[0]:
                 with self._file.open("rb") as file:

@@ -1,9 +1,9 @@
-"""The contract of views, and their registry; and the gateways that they ask, whose keys stay here. A view is a module
-with ``read``, and ``marks`` where it can tell cheaply what changed. A module may have further views, in ``BESIDE``.
+"""The contract of views, their registry, and the gateways that they call, whose keys stay in this module. A view is a
+module with ``read``, and ``marks`` if changes can be found cheaply. A module may have further views, in ``BESIDE``.
 
-``read(view)`` returns a JSON-able dict, or yields the parts of an answer that comes in parts; it raises what a command
-would raise. ``marks(view)`` maps names to cursors (the size of a file in bytes, or a text): the page reads again when
-one differs. It is asked once a second, and only stats. Both may be called by several threads at once.
+``read(view)`` returns a JSON-able dict, or yields the parts of one; it raises the errors of commands. ``marks(view)``
+maps names to cursors (the size of a file in bytes, or a text): the page reads again when one differs. It is asked once
+a second, and only stats. Both may be called by several threads at once.
 """
 
 from __future__ import annotations

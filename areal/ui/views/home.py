@@ -1,8 +1,8 @@
-"""``/``: every object with its readiness and the cause of what is not ready, and the last events of all. Beside it are
-``/object/KIND/NAME``, ``/plan``, ``/top``, and what the page is of, which it asks once, when it opens.
+"""``/``: every object with its readiness and the causes, and the last events of all. Also ``/object/KIND/NAME``,
+``/plan``, ``/top``, and ``/about``, which the page reads once, when it opens.
 
-The status is the one of ``areal get``: recomputed from the processes at each read. What no file shows, a process that
-answers no more, is found by reading again after a period that keeps an idle page under half a percent of a core.
+The status is the one of ``areal get``: recomputed from the processes at each read. No file shows that a process stopped
+answering: it is found by another read after a period that keeps an idle page under half a percent of a core.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def about(view: ViewContext) -> dict[str, Any]:
-    """Return what the page is of, and what it may show and change."""
+    """Return the home or gateway of the page, and what it may show and change."""
     return {
         "home": short(view.home.root),
         "gateway": view.remote.client.url if view.remote is not None else None,

@@ -86,7 +86,7 @@ def read(view: ViewContext) -> dict[str, object]:
 
 
 def _validated_step(curves: JobCurves, folder: Path) -> int | None:
-    """Return the newest step after which the job made an evaluation of its own whose samples are recorded."""
+    """Return the newest step after which the job evaluated and recorded the samples."""
     scores = curves.columns.get("eval/reward/mean", ())
     row = next((row for row in reversed(range(len(scores))) if not math.isnan(scores[row])), None)
     number = curves.steps[row] if row is not None else None

@@ -221,7 +221,7 @@ class _ProgramRun:
         self._say([rest])
 
     def _say(self, lines: Sequence[bytes]) -> None:
-        """Log what was read at once in one record: one a line would hold up the other turns for a program's flood."""
+        """Log the output of one read in one record: a record per line could delay other turns."""
         printed = [line for each in lines if (line := each.decode(errors="replace").rstrip())]
         if printed:
             self._stderr.extend(printed)
@@ -304,7 +304,7 @@ class ProgramFamily:
 
     @contextlib.asynccontextmanager
     async def turn(self, mark: str) -> AsyncIterator[None]:
-        """Yield a turn, begun before its program starts and left after its exit: what it has left behind is gone then.
+        """Yield a turn, from before its program starts until after its exit, when its leftover processes are ended.
         ``mark``: ``NAME=value`` in the environment of its processes."""
         begun = (mark, int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS))
         self._turns.append(begun)

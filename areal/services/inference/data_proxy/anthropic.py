@@ -249,7 +249,7 @@ _PROVIDERS = (
 
 
 def chat_messages(system: object, messages: object, fields: Fields | None = None) -> list[dict[str, object]]:
-    """Return the messages in OpenAI's form; ``fields`` records what is left out. Raises 400 naming the block."""
+    """Return the messages in OpenAI's form; ``fields`` records omitted fields. Raises 400 naming the block."""
     if not isinstance(messages, list) or not messages:
         raise bad_field("messages", "must be a list with at least one message")
     out: list[dict[str, object]] = []

@@ -45,9 +45,8 @@ class ToolFormat:
     """The tool-call format of one model family.
 
     ``markers`` must stay in the text even if they are special tokens. ``any_call`` and ``named_call`` (with ``%s``) are
-    the start of a call: at the end of the prompt they force the model to complete a call; None where no text does. A
-    chat template with all of ``signs``, and without ``unlike``, uses this format. Its other names are in
-    ``areal.wire.parsers``.
+    the start of a call: at the end of the prompt they force the model to complete a call; None if no text does. A chat
+    template with all of ``signs``, and without ``unlike``, uses this format. Other names: ``areal.wire.parsers``.
     """
 
     name: str

@@ -254,7 +254,7 @@ class PairCalls:
 
 
 def _one_of(source: TextSource, texts: Iterable[str]) -> Steps[str | None]:
-    """Pass white space and the text that is next, and return it; None if it is none of ``texts``."""
+    """Skip white space, then read one of ``texts`` and return it; None if another text follows."""
     yield from source.space()
     for text in texts:
         if (yield from source.accept(text)):
@@ -368,7 +368,7 @@ class GemmaCalls:
                 yield from source.until((self.close,), discard)
 
     def _value(self, source: TextSource, output: Output) -> Steps[bool]:
-        """Read a value and write it as JSON. Return False where it ends too early or is malformed."""
+        """Read a value and write it as JSON. Return False if it is incomplete or malformed."""
         if (yield from source.accept(self.mark)):
             return (yield from self._text(source, output))
         for start, end in (("{", "}"), ("[", "]")):

@@ -72,7 +72,7 @@ class ModelRunner(Protocol):
         """Return the KV memory of one position of one sequence, in bytes."""
 
     def reserve(self, rows: int, width: int) -> None:
-        """Make room for ``rows`` rows of ``width`` positions, and keep what is cached."""
+        """Make room for ``rows`` rows of ``width`` positions, and keep the cached values."""
 
     def prefill(
         self,
