@@ -138,9 +138,6 @@ def shown_lines(page: LivePage) -> list[str]:
     return [line for line in page.lines if matches(_MARK.sub("", line), page.filter)] if page.filter else [*page.lines]
 
 
-# What was read
-
-
 def refreshed(live: Live, index: int, read: Pane) -> Live:
     """Return the state with new data ``read`` of a table. The user's position stays."""
     pane = live.panes[index]
@@ -193,8 +190,6 @@ def _scrolled(live: Live, top: int, *, follow: bool = False) -> Live:
     end = max(0, len(shown_lines(live.page)) - live.body)
     return replace(live, page=replace(live.page, top=end if follow else max(0, min(top, end)), follow=follow))
 
-
-# Keys
 
 _MOVES = {"j": 1, "down": 1, "k": -1, "up": -1}
 _SCREENS = {" ": 1, "pagedown": 1, "b": -1, "pageup": -1}
@@ -290,9 +285,6 @@ def _press_page(live: Live, key: str) -> Live:
         return replace(live, page=replace(page, left=max(0, min(left, longest_line - _SHIFT))))
     by = _MOVES.get(key, 0) or _SCREENS.get(key, 0) * live.body
     return _scrolled(live, page.top + by) if by else live
-
-
-# The screen
 
 
 def screen(live: Live, now: float, *, colour: bool) -> list[str]:

@@ -111,9 +111,6 @@ def _reason(document: Any) -> str | None:
     return None
 
 
-# Sessions
-
-
 def session_pages(
     chosen: GatewayClient, path: str, after: str | None = "", *, away: Callable[[int], None] = lambda count: None
 ) -> Iterator[Any]:

@@ -183,9 +183,6 @@ def _error(error: Mapping[str, object], status: int, hint: str | None = None) ->
     return ArealError(message, detail=detail)
 
 
-# Turns of an agent
-
-
 @dataclass(frozen=True)
 class TurnDelta:
     """One event of a turn: text, a tool call (``name``, ``arguments``), or a tool's ``result``."""

@@ -202,8 +202,6 @@ def _tick(units: int) -> nodes.Expr:
     return name
 
 
-# The environment.
-
 _FREE_FILTERS = ("count", "d", "default", "first", "last", "length")  # read the top of a value and make nothing
 _SHALLOW_FILTERS = ("attr", "items", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr")
 _DEEP_TESTS = (

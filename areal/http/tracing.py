@@ -56,9 +56,6 @@ def headers() -> dict[str, str]:
     return dict(pairs)
 
 
-# Spans.
-
-
 class Span:
     """A context in which nothing is recorded: what ``span`` returns where spans are not exported. ``is_recorded``:
     whether attributes that are set now will be exported."""
@@ -236,9 +233,6 @@ def record_step(name: str, rollouts: Iterable[Any], started_s: float, attributes
         parent = set_span_in_context(each, Context())
         _tracer.start_span(name, parent, links=back, start_time=start, attributes=_present(attributes)).end()
     step.end()
-
-
-# The exporter.
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:

@@ -297,9 +297,6 @@ def _check(node: ast.expr, lines: list[_Lexeme]) -> None:
             raise ExpressionError(f'unexpected "{first.text}"', node.col_offset)
 
 
-# Syntax tree to value.
-
-
 @dataclass(frozen=True)
 class Unset:
     """The value of a name that is not set, with message and column for the error if a value is needed."""

@@ -15,8 +15,6 @@ from pydantic_core import from_json
 from areal.dataclasses import dataclass, field
 from areal.services.http.errors import bad_field, bad_request
 
-# Requests.
-
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 
@@ -120,9 +118,6 @@ def _function_call(call: Any) -> Any:
     return {"id": call.get("id"), "type": "function", "function": function}
 
 
-# Pieces of an answer.
-
-
 @dataclass(slots=True)  # not frozen: there is one for each step of each stream, and freezing doubles its cost
 class Content:
     text: str
@@ -214,8 +209,6 @@ class Reply:
             yield CallStart(index, call.id, call.name)
             yield CallArguments(index, call.arguments)
 
-
-# Chat completions.
 
 DONE = b"data: [DONE]\n\n"
 

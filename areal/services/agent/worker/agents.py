@@ -142,9 +142,6 @@ def _own_lines(error: BaseException) -> str:
     return "\n".join(lines.rstrip().splitlines()[-_TRACEBACK_LINES:])
 
 
-# The signature of the agent's function.
-
-
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
@@ -173,9 +170,6 @@ def _form(path: str, function: Callable[..., Any], *, is_method: bool) -> Form:
 
 def _name(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__qualname__', type(function).__qualname__)}()"
-
-
-# Running a turn.
 
 
 def _runner(

@@ -45,8 +45,6 @@ from areal.services.inference.engines.base import Capabilities
 from areal.wire.parsers import NO_PARSER, REASONING_PARSERS, TOOL_CALL_PARSERS, WHOLE, parser_conflict
 from areal.wire.sampling import MAX_IMAGES, WHOLE_RANGES, SamplingParams
 
-# Tools of a request, and the parsing of its response.
-
 PROMPT_TAIL_TOKENS = 32  # enough to see whether the prompt's end opens or closes reasoning
 
 
@@ -233,8 +231,6 @@ def _forced(
         held = {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
     return ToolUse(tools, form, form.named_call.replace("%s", name), one_call, held)
 
-
-# Requests.
 
 MAX_PROMPTS = 1024
 DEFAULT_COMPLETION_TOKENS = 16  # the completions API's default

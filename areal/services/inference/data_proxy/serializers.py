@@ -345,8 +345,6 @@ class CompletionSerializer(_OpenAISerializer):
         }
 
 
-# Dialects.
-
 TemplateUses = Callable[[str], bool]
 """Whether the model's chat template has a variable of this name."""
 

@@ -134,8 +134,6 @@ def json_type(text: str) -> str:
     return kinds.get(text[0], "number")
 
 
-# Text that is read in steps.
-
 _T = TypeVar("_T")
 
 Steps = Generator[None, None, _T]
