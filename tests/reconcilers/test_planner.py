@@ -74,6 +74,7 @@ def test_plan_of_new_service_and_model_routes_last() -> None:
         "[7,10,12,13] -> #14 Model/qwen routes, route, new replicas are ready",
         "[6,7,10,12,14] -> #15 Model/qwen routes, visible, users ask the gateway",
     ]
+    assert {op.args.successor for op in plan.ops if op.verb is Verb.SPAWN} == {False}, "they replace nothing"
 
 
 def test_awaited_object_is_healed_with_its_cause() -> None:

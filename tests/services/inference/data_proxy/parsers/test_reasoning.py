@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from areal.services.dialects import Content, Reasoning
+from areal.services.inference.data_proxy.parsers.reader import first_marker, possible_start
 from areal.services.inference.data_proxy.parsers.registry import REASONING_FORMATS, reasoning_format
 from tests.services.inference.data_proxy.parsers.reading import new_reader, read
 
@@ -112,3 +113,36 @@ def test_reasoning_is_open_until_content_or_a_call() -> None:
         channels.push(text)
         seen.append(channels.reasoning_open)
     assert seen == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "markers", "held"),
+    [
+        ("a<t", 0, ("<tool>",), 2),
+        ("a<t", 1, ("<tool>",), 2),
+        ("a<t", 2, ("<tool>",), 0),
+        ("<", 1, ("<tool>",), 0),
+        ("<tool", 0, ("<tool>",), 5),
+        ("ab", 0, ("b>", "abc"), 2),
+        ("ab", 0, ("b>", "xyz"), 1),
+        ("ab", 0, ("xyz",), 0),
+        ("ab", 0, (), 0),
+        ("", 0, ("<tool>",), 0),
+    ],
+)
+def test_text_that_may_start_a_marker_is_held_back(text: str, at: int, markers: tuple[str, ...], held: int) -> None:
+    assert possible_start(text, at, markers) == held
+
+
+@pytest.mark.parametrize(
+    ("text", "at", "markers", "found"),
+    [
+        ("a</x><x>", 0, ("<x>", "</x>"), (1, "</x>")),
+        ("a</x><x>", 2, ("<x>", "</x>"), (5, "<x>")),
+        ("<x>", 0, ("x>", "<x>"), (0, "<x>")),
+        ("<x>y", 0, ("<x>y", "x>"), (1, "x>")),
+        ("abc", 0, ("x",), None),
+    ],
+)
+def test_marker_that_is_complete_first_wins(text: str, at: int, markers: tuple[str, ...], found: object) -> None:
+    assert first_marker(text, at, markers) == found
