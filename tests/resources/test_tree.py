@@ -444,6 +444,16 @@ def test_keys_below_a_trainer_move_up_but_not_over_overrides(overridden: Any, ac
     assert tree.lifted(NESTED, overridden) == {"actor": actor, "trainer": {"epochs": 2}, "seed": 5}
 
 
+def test_overrides_of_other_keys_below_trainer_stay_there() -> None:
+    found: dict[str, object] = {"trainer": {"saver": {"freq": 3}, "ppo": {"seed": 5}}, "actor": {"ppo": {"eps": 4}}}
+    overridden = [("trainer", "saver", "freq"), ("actor", "ppo", "eps")]
+    assert tree.lifted(found, overridden) == {
+        "trainer": {"saver": {"freq": 3}},
+        "actor": {"ppo": {"eps": 4}},
+        "seed": 5,
+    }
+
+
 def test_configuration_without_nested_trainer_stays_as_it_is() -> None:
     for plain in ({"actor": {"lr": 1}}, {"trainer": None}, {"trainer": {"epochs": 2}}):
         assert tree.lifted(dict(plain)) == plain

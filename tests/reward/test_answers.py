@@ -529,6 +529,19 @@ def test_last_box_is_found_in_any_text(before: str, inside: str) -> None:
     assert final_answer(f"{before}\\boxed{{{inside}}} end") == inside.strip()
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"x=\boxed{1}, y=\boxed{2}", "x=1, y=2"),
+        (r"So $x = \boxed{1}$ and $y = \boxed{2}$.", "x=1, y=2"),
+        (r"x=\boxed{1} or x=\boxed{2}", "1, 2"),
+        (r"-\boxed{1}", "-(1)"),
+    ],
+)
+def test_names_and_signs_before_boxes_belong_to_the_answer(text: str, answer: str) -> None:
+    assert final_answer(text) == answer
+
+
 @given(st.integers(-(10**9), 10**9))
 @settings(deadline=None)
 def test_number_is_read_with_or_without_separators(value: int) -> None:
