@@ -115,6 +115,7 @@ def test_plan_text_says_what_happens_to_each_object() -> None:
     ]
     assert Plan((ObjectPlan("Model/b", "unchanged"),)).to_text() == "  Model/b unchanged"
     assert plan.summary == "1 to roll, 1 unchanged"
+    assert added.to_json() == {"path": "spec.revision", "old": None, "new": "main", "update": "META"}
 
 
 @pytest.mark.parametrize(

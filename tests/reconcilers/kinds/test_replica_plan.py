@@ -415,6 +415,7 @@ def test_deletion_drains_the_data_proxies_that_live() -> None:
     drains = [op for op in plan.ops if op.verb is Verb.DRAIN]
     assert [(op.run, op.args.seconds) for op in drains] == [("qwen-data-proxy-0", 600.0)]
     assert {op.cause for op in plan.ops if op.ref == MODEL and op.verb is Verb.ERASE} == {"deleted"}
+    assert [op.args.declared for op in plan.ops if op.verb is Verb.UNROUTE] == [False]
     suspended = PlanScope(scope.targets, (unchanged(service({"suspend": True})),))
     without_router = make_plan(suspended, world(observed.of(MODEL)), Policy())
     assert {Verb.DRAIN, Verb.UNROUTE} & {op.verb for op in without_router.ops} == set()
