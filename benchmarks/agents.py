@@ -198,7 +198,7 @@ def text(found: dict[str, Any]) -> str:
     rows = [
         [
             f"{row['sessions']} sessions",
-            *(row[name] for name in ("cpu_us", "cpu gateway", "cpu router", "cpu data proxy")),
+            *(row[name] for name in ("cpu_us", "cpu gateway", "cpu router", "cpu data proxy", "p50_us")),
         ]
         for row in found["turns"]
     ]
@@ -207,7 +207,7 @@ def text(found: dict[str, Any]) -> str:
     growth, parts = by_sessions[512] / by_sessions[16], ["all", *list(episode["alone"])[1:]]
     return "\n\n".join(
         (
-            table(("a turn", "CPU us", "gateway", "router", "data proxy"), rows),
+            table(("a turn", "CPU us", "gateway", "router", "data proxy", "p50 us"), rows),
             table(("an episode, CPU ms", *parts), [[name, *episode[name].values()] for name in ("alone", "at_once")]),
             table(
                 ("what", "target", "seen"),
