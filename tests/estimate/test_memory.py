@@ -127,6 +127,101 @@ def test_peak_is_loading_when_shards_are_small() -> None:
     assert peak(two) == uses[0].kept + 4 * N + RESERVE
 
 
+# A model without tied embeddings, and one with experts in every second layer.
+LLAMA = shape_of(QWEN | {"model_type": "llama", "tie_word_embeddings": False}, "config.json")
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "decoder_sparse_step": 2}
+EXPERTS = shape_of(QWEN | {"model_type": "qwen3_moe", **_EXPERTS}, "config.json")
+
+
+@pytest.mark.parametrize("shape", [SHAPE, LLAMA], ids=["tied", "untied"])
+@pytest.mark.parametrize("critic", [False, True])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_gathered_are_the_embeddings_and_two_layers(shape: Shape, critic: bool, tensor: int) -> None:
+    """``c(2Vh + 2P_layer)/t`` of docs/estimate.md; tied embeddings and a critic have one matrix."""
+    part = Part("fsdp", data=2, tensor=tensor)
+    use = training_use(Trained("actor", shape, part, is_critic=critic, trained=1, micro_tokens=8), H100)
+    matrices = 1 if critic or shape.tied else 2
+    layer = (shape.parameters - (1 if shape.tied else 2) * shape.embeddings) / shape.layers
+    assert use.gathered == pytest.approx(2 * (matrices * shape.embeddings + 2 * layer) / tensor, rel=1e-6)
+
+
+def test_one_rank_without_autocast_has_no_copies_of_weights() -> None:
+    assert training_use(trained(Part("fsdp"), compute=4), H100).gathered == 0
+    assert training_use(trained(Part("fsdp"), compute=2, master=2), H100).gathered == 0
+
+
+@pytest.mark.parametrize("tokens", [16, 1024, 16384])
+@pytest.mark.parametrize("part", [Part("fsdp", data=2), Part("fsdp", data=2, tensor=2), Part("megatron", context=4)])
+@pytest.mark.parametrize("compute", [2, 4])
+def test_activations_are_layers_and_a_part_of_the_logits(tokens: int, part: Part, compute: int) -> None:
+    """The rows "activations of a layer", "all layers" and "logits" of docs/estimate.md, letter by letter."""
+    s, c, h, q, k, a, f, v, layers = tokens, compute, 1536, 1536, 256, 12, 8960, 151936, 28
+    layer = 2 * (4 + 2 * c) * h + c * (3 * q + 2 * k) + 4 * a + 4 * c * f
+    rows = {16: 2**20 // v, 1024: 1024 // 16, 16384: 2**26 // v}[tokens]  # at least 2^20 logits, at most 2^26
+    logits = (8 + c) * rows * v + 2 * c * s * h
+    ranks = part.tensor * part.context
+    given = trained(part, compute=compute, micro_tokens=tokens)
+    whole = training_use(given, H100).activations
+    assert whole == (s * layers * layer + logits + 4 * v * h) // ranks
+    less = training_use(replace(given, checkpointing=True), H100).activations
+    assert less == (s * (layers * c * h + layer) + logits + 4 * v * h) // ranks
+    reference = training_use(replace(given, trained=0), H100).activations
+    assert reference == (s * (layer + c * h) + logits) // ranks
+    critic = training_use(replace(given, is_critic=True), H100).activations
+    assert critic == s * layers * layer // ranks
+
+
+def test_layer_of_experts_keeps_those_that_a_token_passes() -> None:
+    dense = shape_of(QWEN | {"model_type": "qwen3_moe", "intermediate_size": 2 * 512, **_EXPERTS}, "config.json")
+    shared = shape_of(
+        QWEN | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 700, **_EXPERTS}, "config.json"
+    )
+    plain = shape_of(QWEN | {"intermediate_size": 2 * 512 + 700}, "config.json")
+    assert layer_bytes(EXPERTS, 2) == layer_bytes(replace(dense, experts=None), 2)
+    assert layer_bytes(shared, 2) == layer_bytes(plain, 2)
+
+
+def test_autocast_keeps_values_between_layers_in_float32() -> None:
+    one, two = (trained(Part("fsdp", data=ranks), checkpointing=True) for ranks in (1, 2))
+    mixed, plain = (training_use(each, H100).activations for each in (one, two))
+    layers = layer_bytes(SHAPE, 2, mixed=True) - layer_bytes(SHAPE, 2)
+    assert mixed - plain == 1024 * (layers + 28 * 2 * SHAPE.hidden)
+
+
+def test_shards_of_a_reference_count_as_its_weights() -> None:
+    """FSDP keeps the shards on a node if the model's state takes at most a third of it: 16 bytes a parameter, 4 without
+    gradients."""
+    part = Part("fsdp", data=4)
+    for trains, state in ((N, 16 * N), (0, 4 * N)):
+        model = trained(part, nodes=2, trained=trains)
+        fits = 3 * -(-state // 2)  # on two ranks of a node
+        assert training_use(model, fits).weights == 4 * N // 2
+        assert training_use(model, fits - 3).weights == 4 * N // 4
+    assert training_use(trained(Part("fsdp", data=3), nodes=2), H100).weights == 4 * N // 3, "nodes are not equal"
+
+
+def test_megatron_divides_layers_over_stages_and_experts_over_their_ranks() -> None:
+    ends = LLAMA.embeddings
+    whole = training_use(replace(trained(Part("megatron")), shape=LLAMA), H100)
+    assert (whole.weights, whole.loading) == (2 * LLAMA.parameters, 2 * LLAMA.parameters)
+    split = training_use(replace(trained(Part("megatron", tensor=2, pipeline=4)), shape=LLAMA), H100)
+    assert split.weights == 2 * (LLAMA.body // 8 + ends // 2), "the first and the last stage have one matrix"
+    assert training_use(replace(trained(Part("megatron", tensor=2)), shape=SHAPE), H100).weights == pytest.approx(N)
+    part = Part("megatron", data=2, tensor=2, pipeline=2, expert=2, ffn_tensor=1)
+    mixed = training_use(replace(trained(part), shape=EXPERTS), H100)
+    others = EXPERTS.body - EXPERTS.expert_parameters
+    assert mixed.weights == 2 * (others // 4 + EXPERTS.embeddings // 2 + EXPERTS.expert_parameters // 4)
+
+
+def test_megatron_keeps_master_weights_unless_weights_are_float32() -> None:
+    half, single = (training_use(trained(Part("megatron"), compute=compute), H100) for compute in (2, 4))
+    assert (half.optimizer, single.optimizer) == (12 * N, 8 * N)
+    assert training_use(trained(Part("megatron"), moments=0), H100).optimizer == 4 * N
+    reference = training_use(trained(Part("megatron"), trained=0), H100)
+    assert (reference.weights, reference.gradients, reference.optimizer) == (2 * N, 0, 0)
+    assert half.gathered == 0 and half.activations > 0
+
+
 def test_models_of_one_trainer_run_sequentially() -> None:
     actor = training_use(trained(Part("fsdp")), H100)
     critic = replace(actor, role="critic", activations=actor.activations // 2)
@@ -139,6 +234,7 @@ def test_cache_gets_memory_left_by_weights() -> None:
     assert use.weights == 2 * N and use.kv_cache > 0
     assert served.token_bytes == 2 * 2 * 28 * 2 * 128
     assert sequences(served, H100) == use.kv_cache // (served.token_bytes * 1024)
+    assert use.kv_cache == 40 * GIB - 2 * N - int(2.5 * GIB), "its share, without weights, CUDA graphs and a prefill"
     assert serving_use(served, 4 * GIB).kv_cache == 0 and sequences(served, 4 * GIB) == 0
     bounded = replace(served, most=3)
     assert sequences(bounded, H100) == 3 and sequences(bounded, 4 * GIB) == 0
@@ -150,3 +246,10 @@ def test_cache_gets_memory_left_by_weights() -> None:
 def test_cache_heads_are_split_over_tensor_ranks() -> None:
     sizes = [Served(SHAPE, Part("vllm", tensor=t), 0.9, 1024).token_bytes for t in (1, 2, 4)]
     assert sizes[0] == 2 * sizes[1] == 2 * sizes[2]
+
+
+def test_engine_divides_weights_and_layers_over_stages() -> None:
+    split = Served(SHAPE, Part("sglang", tensor=2, pipeline=3), 0.9, 1024)
+    assert serving_use(split, H100).weights == 2 * N // 6
+    assert split.token_bytes == 2 * 2 * 1 * 128 * 10, "the longest of three stages has ten of 28 layers"
+    assert replace(split, compute=4).token_bytes == 2 * split.token_bytes

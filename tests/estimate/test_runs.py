@@ -191,3 +191,137 @@ def test_more_devices_are_faster_and_checkpointing_slower() -> None:
     run = replace(of(GRPO), concurrent=4096)
     few, many = (step_time(run, Served(SHAPE, Part("sglang", data=n), 0.85, 1280), H100).rollout for n in (1, 4))
     assert many < few
+
+
+def test_training_seconds_are_flops_at_35_percent_of_peak() -> None:
+    """``6P`` a token and attention, and ``2P`` for each further pass (docs/estimate.md)."""
+    run = of({**GRPO, "actor": {**GRPO["actor"], "recompute_logprob": True}})  # type: ignore[dict-item]
+    forward = 256 * (256 + 512) * (2 * SHAPE.active + 2 * SHAPE.layers * SHAPE.query_width * (256 + 512))
+    time = step_time(run, None, H100)
+    assert time.training == pytest.approx((3 + 1) * forward / (0.35 * 989e12 * 4))
+    assert (time.rollout, time.update, time.whole) == (0.0, 0.0, time.training)
+
+
+def test_update_seconds_are_weights_at_two_gigabytes_a_second() -> None:
+    time = step_time(of(GRPO), Served(SHAPE, Part("sglang"), 0.85, 1280), H100)
+    assert time.update == pytest.approx(2 * SHAPE.parameters / 2e9)
+
+
+@pytest.mark.parametrize(
+    ("part", "concurrent", "running"),
+    [
+        (Part("sglang"), 64, 64),
+        (Part("sglang"), 4096, 512),  # at most two steps' samples
+        (Part("sglang"), 0, 256),  # a step's samples
+        (Part("sglang", data=4), 64, 16),
+        (Part("sglang", data=4), 1, 1),
+        (Part("sglang", tensor=2), 64, 64),
+        (Part("sglang", tensor=2, pipeline=2), 64, 64),
+    ],
+)
+@pytest.mark.parametrize("flops", [989e12, 1e12])
+def test_rollout_seconds_are_reads_or_operations_and_the_prefill(
+    part: Part, concurrent: int, running: int, flops: float
+) -> None:
+    """A token of all running sequences takes a pass over weights and caches at 0.6 of the bandwidth, or its operations
+    at 0.4 of the peak if these take longer (docs/estimate.md)."""
+    device = H100._replace(flops=flops)
+    served = Served(SHAPE, part, 0.85, 1280)
+    time = step_time(replace(of(GRPO), concurrent=concurrent), served, device)
+    ranks, samples, prompt, answer = part.tensor * part.pipeline, 32 * 8, 256, 512
+    read = (2 * SHAPE.parameters / ranks + running * served.token_bytes * (prompt + answer / 2)) / (0.6 * 3350e9)
+    compute = 2 * SHAPE.active * running / (0.4 * flops * ranks)
+    prefill = 2 * SHAPE.active * samples * prompt / (0.4 * flops * ranks * part.data)
+    assert time.rollout == pytest.approx(samples / part.data * answer / running * max(read, compute) + prefill)
+    assert (compute > read) == (flops == 1e12)
+
+
+def test_full_cache_bounds_the_running_sequences() -> None:
+    small = Served(SHAPE, Part("sglang"), 0.85, 1280, cache=40 * 1280 * Served(SHAPE, FOUR, 0.85, 1).token_bytes)
+    bounded, free = (step_time(replace(of(GRPO), concurrent=each), small, H100).rollout for each in (256, 30))
+    assert bounded == pytest.approx(free), "a quarter of the cache is the prefixes'"
+
+
+@pytest.mark.parametrize(
+    ("tree", "concurrent"),
+    [
+        ({"max_concurrent_rollouts": 64}, 64 * 8),
+        ({"max_concurrent_rollouts": 64, "consumer_batch_size": 16}, 64 * 8),
+        ({"consumer_batch_size": 16}, 16 * 8),
+        ({}, 8),
+    ],
+)
+def test_concurrent_samples_are_of_concurrent_prompts(tree: dict[str, int], concurrent: int) -> None:
+    assert of({**GRPO, "rollout": tree}).concurrent == concurrent
+
+
+@pytest.mark.parametrize(
+    ("async_training", "staleness", "at_once"),
+    [(None, 2, True), (None, 1, True), (None, 0, False), (True, 1, True), (False, 2, False)],
+)
+def test_rollout_and_training_overlap_if_staleness_is_allowed(
+    async_training: bool | None, staleness: int, at_once: bool
+) -> None:
+    tree = {**GRPO, "rollout": {"max_head_offpolicyness": staleness}}
+    assert of(tree if async_training is None else {**tree, "async_training": async_training}).at_once is at_once
+    assert of({key: value for key, value in GRPO.items() if key != "rollout"}).at_once is False
+
+
+def test_configuration_of_a_model_decides_its_bytes() -> None:
+    plain = of(GRPO).models[0]
+    assert (plain.compute, plain.master, plain.reduce, plain.moments, plain.checkpointing) == (2, 4, 4, 2, False)
+    actor = {"path": "m", "dtype": "float32", "optimizer_dtype": "bfloat16", "grad_reduce_dtype": "float16"}
+    actor |= {"optimizer": {"type": "sgd"}, "gradient_checkpointing": True, "ppo_epochs": 3, "ppo_n_minibatches": 2}  # type: ignore[dict-item]
+    run = of({**GRPO, "trainer": {"type": "ppo"}, "actor": actor, "critic": {"path": "c"}, "ref": {"path": "r"}})
+    model, critic, reference = run.models
+    assert (model.compute, model.master, model.reduce, model.moments, model.checkpointing) == (4, 2, 2, 0, True)
+    assert (model.epochs, critic.epochs) == (3, 3), "the critic's are those of the actor unless it has its own"
+    assert (critic.is_critic, critic.trained) == (True, SHAPE.critic_parameters)
+    assert (reference.is_critic, reference.trained) == (False, 0)
+    assert run.passes == (critic, reference)
+
+
+def test_reward_model_is_a_critic_and_micro_batches_have_a_limit_on_a_cpu() -> None:
+    tree = {"trainer": {"type": "rw"}, "model": {"path": "m"}, "train_dataset": {"batch_size": 64, "max_length": 512}}
+    get = reader(tree)
+    batch = batch_of(get, 256, None)
+    on_cpu, on_gpu = (run_of(get, {"model": SHAPE}, FOUR, batch, 1, on_cpu=each).models[0] for each in (True, False))
+    assert (on_cpu.is_critic, on_cpu.trained) == (True, SHAPE.critic_parameters)
+    assert (on_cpu.micro_tokens, on_cpu.micro_batches) == (2048, 8)
+    assert (on_gpu.micro_tokens, on_gpu.micro_batches) == (2 * 64 * 512 // 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound", "prompt", "answer", "wanted"),
+    [
+        ("sft", None, None, None, (8, 256, 256 + 512, 256)),
+        ("sft", None, 100, None, (8, 100, 100 + 200, 100)),
+        ("sft", None, 100, 50, (8, 100, 100 + 100, 50)),
+        ("sft", 512, None, None, (8, 256, 512, 128)),
+        ("sft", 512, 100, 30, (8, 100, 512, 30)),
+        ("sft", 512, 600, None, (8, 511, 512, 1)),
+        ("dpo", 512, None, None, (16, 256, 512, 128)),
+        ("rw", 512, None, None, (16, 256, 512, 128)),
+    ],
+)
+def test_rows_of_a_data_set_have_a_prompt_and_an_answer(
+    kind: str, bound: int | None, prompt: int | None, answer: int | None, wanted: tuple[int, ...]
+) -> None:
+    tree = {"trainer": {"type": kind}, "train_dataset": {"batch_size": 8, "max_length": bound}}
+    batch = batch_of(reader(tree), prompt, answer)
+    assert (batch.samples, batch.prompt, batch.longest, batch.answer) == wanted
+    assert batch.tokens == batch.samples * (batch.prompt + batch.answer)
+
+
+def test_sampled_answers_are_half_of_the_longest_unless_given() -> None:
+    short = {**GRPO, "gconfig": {"max_new_tokens": 1}}
+    assert [batch_of(reader(tree), 10, None).answer for tree in (GRPO, short)] == [512, 1]
+    assert [batch_of(reader(GRPO), 10, answer).answer for answer in (300, 5000)] == [300, 1024]
+    defaults = batch_of(reader({"trainer": {"type": "ppo"}}), None, None)
+    assert (defaults.samples, defaults.minibatches, defaults.longest) == (1, 4, 256 + 16384)
+
+
+def test_proximal_pass_of_m2_is_always_made() -> None:
+    actor = {**GRPO["actor"], "use_decoupled_loss": True, "prox_logp_method": "loglinear"}  # type: ignore[dict-item]
+    counts = [len(of({**GRPO, "actor": {**actor, "m2_threshold": bound}}).passes) for bound in (None, 0.04)]
+    assert counts == [0, 1]

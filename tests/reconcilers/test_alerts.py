@@ -96,13 +96,66 @@ def test_stall_is_ten_times_longest_step() -> None:
     assert rules(steps, RUNS, 9e9) == []
 
 
+@pytest.mark.parametrize(
+    ("slow", "waited", "stalls"),
+    [
+        (1.0, 120, False),  # two minutes
+        (1.0, 121, True),
+        (30.0, 300, False),  # ten times the longest
+        (30.0, 301, True),
+        (-30.0, 121, True),  # no time
+        (1e300, 121, True),
+    ],
+)
+def test_stall_is_above_two_minutes_and_ten_times_the_longest_of_hundred_steps(
+    slow: float, waited: float, stalls: bool
+) -> None:
+    steps = learning(150)
+    steps[-100]["time/step"] = slow
+    assert rules(steps, RUNS, 1150.0 + waited) == ["stall"] * stalls
+    steps[-100]["time/step"], steps[-101]["time/step"] = 1.0, slow
+    assert rules(steps, RUNS, 1150.0 + waited) == ["stall"] * (waited > 120), "earlier steps are forgotten"
+
+
+def test_stall_has_place_time_and_log_of_its_job() -> None:
+    steps = learning(5)
+    (alert,) = job_alerts(steps, JobFacts("learn", True, 1, "training"), 9e9)
+    assert (alert.severity, alert.object, alert.step, alert.since) == ("error", "TrainJob/learn", 5, 1005.0)
+    assert alert.next == "areal train logs learn -n 50" and "its last step" not in alert.cause
+    bare = [{"step": 1, "time": 1000.0}]
+    (alert,) = job_alerts(bare, JobFacts("learn", True, 1), 1200.0)
+    assert alert.message == "no step for 3m20s", "no step says what is usual"
+    assert rules([{"step": 1}], RUNS, 9e9) == [] == rules([{"step": 1, "time": "soon"}], RUNS, 9e9)
+    assert rules([{"step": 7, "total_steps": 6, "time": 0.0}], RUNS, 9e9) == []
+
+
+def test_warning_has_severity_of_its_rule_and_time_of_its_step() -> None:
+    steps = learning(200, **{"reward/mean": 0.25, "reward/max": 1.0})
+    (alert,) = job_alerts(steps, ENDED, 0.0)
+    assert (alert.rule, alert.severity, alert.step, alert.since) == ("flat-reward", "warning", 1, None)
+    assert alert.next == "areal train trajectories learn --step 200 --sort best"
+    (alert,) = job_alerts(steps[-40:], ENDED, 0.0)
+    assert (alert.step, alert.since) == (161, 1161.0)
+    (alert,) = job_alerts(learning(20, grad_norm=0.0), ENDED, 0.0)
+    assert (alert.rule, alert.severity, alert.next) == (
+        "no-spread",
+        "warning",
+        "areal train trajectories learn --step 20",
+    )
+
+
 def test_restart_loop_is_two_starts_without_a_step() -> None:
     steps = learning(5)
     assert rules(steps, JobFacts("learn", True, 2), 1005.0) == []
     (alert,) = job_alerts(steps, JobFacts("learn", True, 3), 1005.0)
     assert (alert.rule, alert.next) == ("restart-loop", "areal train logs learn --attempt 2")
     assert rules([], JobFacts("learn", True, 3), 1005.0) == ["restart-loop"]
-    assert rules([], JobFacts("learn", True, 1), 1005.0) == []
+    assert alert.message == "it was started 2 times without finishing a step"
+    assert (alert.severity, alert.object, alert.step) == ("error", "TrainJob/learn", 5)
+    assert rules([], JobFacts("learn", True, 1), 1005.0) == [] == rules([], JobFacts("learn", True, 2), 1005.0)
+    assert rules(steps, JobFacts("learn", False, 3), 1005.0) == [], "it runs no longer"
+    assert rules([{"attempt": 2}], JobFacts("learn", True, 3), 0.0) == []
+    assert rules([{"attempt": 2}], JobFacts("learn", True, 4), 0.0) == ["restart-loop"]
 
 
 def test_replica_two_versions_behind_is_named() -> None:
@@ -113,7 +166,12 @@ def test_replica_two_versions_behind_is_named() -> None:
     ]
     (alert,) = replica_alerts("learn", [{"version": 7, "inference_workers": workers}])
     assert alert.message == "http://b serves version 5, where 7 is published"
+    assert (alert.rule, alert.severity, alert.object) == ("replica-behind", "warning", "TrainJob/learn")
+    assert alert.next == "areal weight-update status --service learn"
     assert replica_alerts("learn", [{"version": 6, "inference_workers": workers}, {"version": None}, {}]) == []
+    both, (alert,) = (replica_alerts("learn", [{"version": now, "inference_workers": workers}]) for now in (8, 9))
+    assert [each.message for each in both] == ["http://b serves version 5, where 8 is published"]
+    assert alert.message == "http://a serves version 7, where 9 is published, and 1 more"
 
 
 NAMES = [
