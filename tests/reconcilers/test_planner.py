@@ -156,6 +156,17 @@ def test_plan_of_unobservable_run_does_nothing_with_reason() -> None:
     assert outcome.exit_code == 9, "whether it has converged is not known"
     told = {each.ref: each.message for each in outcome.objects}
     assert told[MODEL].startswith("not converged: engine/0 cannot be seen") and told[SERVICE] == ""
+    assert not plan.drift, "it is named once"
+
+
+def test_plan_beside_a_router_that_does_not_answer_names_each_object_once() -> None:
+    home, item, observed = steady()
+    plan = plan_of(unchanged(home), unchanged(item), observed=replace(observed, routes={SERVICE: "it timed out"}))
+    assert plan.is_empty
+    assert [(drift.ref, drift.kind) for drift in plan.drift] == [(SERVICE, "table-unreadable"), (MODEL, "not-ready")]
+    message = "the replicas are ready, but it timed out"
+    assert plan.drift[1].message == message
+    assert {each.ref: each.unseen for each in plan.objects} == {SERVICE: "it timed out", MODEL: message}
 
 
 def test_plan_of_changed_engine_arg_rolls_one_replica_at_a_time() -> None:
@@ -434,6 +445,9 @@ def test_deletion_of_unobservable_object_is_refused() -> None:
     (refused,) = (part for part in plan.objects if part.ref == MODEL)
     assert (refused.action, verbs(plan, MODEL)) == ("blocked", [])
     assert "engine/0 cannot be seen" in refused.cause
+    assert not plan.destructive and not plan.drift
+    seen = make_plan(PlanScope((Target(item, "delete"),), (unchanged(home),)), observed, Policy())
+    assert seen.destructive == (f"{MODEL} is deleted",)
 
 
 def test_cascade_is_refused_when_one_object_is_unobservable() -> None:

@@ -16,10 +16,12 @@ from areal.rollout.evaluation import (
     PromptScores,
     check_prompts,
     compare,
+    estimates,
     mean_estimate,
     pass_at,
     pass_estimate,
     reward_estimate,
+    sample_counts,
     scores_of,
     share_estimate,
 )
@@ -81,6 +83,52 @@ def test_interval_of_all_passes_extends_below_one() -> None:
     assert estimate.low == pytest.approx(0.839, abs=1e-3)  # Wilson's interval of 20 of 20
 
 
+def wilson(share: float, size: float, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson (1927): the shares that are ``z`` of their standard errors from the one that was seen."""
+    margin = z * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
+    centre = share + z * z / (2 * size)
+    return (centre - margin) / (1 + z * z / size), (centre + margin) / (1 + z * z / size)
+
+
+@pytest.mark.parametrize(
+    ("scores", "share", "size"),
+    [
+        (prompts(*((1.0,) for _ in range(10))), 1.0, 10),
+        (prompts(*((0.0,) for _ in range(10))), 0.0, 10),
+        (prompts((0.0, 1.0)), 0.5, 1),
+        (prompts(*((float(n % 2),) for n in range(10))), 0.5, 9),  # an unbiased variance of 0.25 / 9
+        (prompts(*((float(n % 2),) * 4 for n in range(10))), 0.5, 9),
+        (prompts((0.0, 1.0, 0.0, 1.0), (0.0, 1.0, 1.0, 1.0)), 0.625, 8),  # never more than there are samples
+    ],
+)
+def test_pass_interval_is_wilsons_of_the_effective_sample_size(
+    scores: list[PromptScores], share: float, size: int
+) -> None:
+    found = pass_estimate(scores, 1, 1.0, 0.95)
+    assert found is not None and found.value == share
+    assert (found.low, found.high) == pytest.approx(wilson(share, size), abs=1e-6)
+
+
+def test_mean_has_students_interval() -> None:
+    """Of 1, 2, 3 and 6: a variance of 14/3, and a quantile of 3.1824 with 3 degrees of freedom."""
+    found = reward_estimate(prompts((0.0, 2.0), (2.0,), (3.0,), (6.0, 6.0)), 0.95)
+    margin = 3.1824 * math.sqrt(14 / 3 / 4)
+    assert (found.value, found.prompts) == (3.0, 4)
+    assert (found.low, found.high) == pytest.approx((3 - margin, 3 + margin), abs=1e-3)
+
+
+@pytest.mark.parametrize(("samples", "ks"), [(1, [1]), (2, [1, 2]), (5, [1, 2, 4, 5]), (8, [1, 2, 4, 8])])
+def test_pass_at_k_is_shown_for_powers_of_two_and_all(samples: int, ks: list[int]) -> None:
+    assert sample_counts(samples) == ks
+    names = [f"pass@{k}" for k in ks if k <= 2]
+    assert list(estimates(prompts((1.0, 0.5)), samples, 0.5, 0.95)) == [*names, "reward"]
+    assert estimates([], samples, 0.5, 0.95) == {}
+
+
+def test_reward_at_the_threshold_passes() -> None:
+    assert [prompts((0.4, 0.5, 0.6))[0].passes(threshold) for threshold in (0.4, 0.5, 0.51, 0.7)] == [3, 2, 1, 0]
+
+
 def test_single_prompt_has_no_interval() -> None:
     estimate = reward_estimate(prompts((0.25, 0.75)), 0.95)
     assert estimate.value == 0.5 and math.isnan(estimate.low)
@@ -134,6 +182,33 @@ def test_drop_is_significant_when_interval_excludes_zero() -> None:
     assert [each.number for each in slight.changes] == [0]
     better = compare(before, prompts(*((0.0,) for _ in range(20))), 1.0, 0.95)
     assert better is not None and not better.dropped and better.reward.value == 1.0
+
+
+def test_comparison_is_of_prompts_in_both_with_each_change() -> None:
+    before = prompts((0.0, 1.0), (0.5,), (1.0,), (0.25,))
+    after = [*prompts((1.0, 1.0), (0.5,), (0.0,)), PromptScores("new", 7, (1.0,))]
+    found = compare(after, before, 0.5, 0.95)
+    assert found is not None and found.reward.prompts == found.pass_at_1.prompts == 3
+    assert [(each.number, each.before, each.after) for each in found.changes] == [(0, 0.5, 1.0), (2, 1.0, 0.0)]
+    assert found.reward.value == found.pass_at_1.value == pytest.approx(-0.5 / 3)
+    assert found.document()["changed"] == [each._asdict() for each in found.changes]
+    assert compare(after[-1:], before, 0.5, 0.95) is None
+
+
+@pytest.mark.parametrize(
+    ("after", "dropped"),
+    [((0.0, 0.0), True), ((1.0, 1.0), True), ((4.0, 0.5), True), ((2.0, 2.0), False), ((3.0, 3.0), False)],
+)
+def test_drop_is_of_the_reward_or_of_the_passes(after: tuple[float, float], dropped: bool) -> None:
+    before, now = prompts(*((2.0, 2.0),) * 21), prompts(*(after,) * 20, (2.0, 2.0))
+    found = compare(now, before, 1.0, 0.95)
+    assert found is not None
+    assert found.dropped is found.document()["dropped"] is dropped
+
+
+def test_baseline_without_a_scored_episode_is_refused() -> None:
+    with pytest.raises(Conflict, match="the baseline has no scored episode"):
+        check_prompts(["p0"], [])
 
 
 def test_baseline_of_other_prompts_is_refused() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.rollout.evaluation import holm, paired, student_quantile, student_tails, welch
+from areal.rollout.evaluation import Difference, holm, paired, student_quantile, student_tails, welch
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,39 @@ def test_welch_of_a_known_example() -> None:
     assert found.value == 3
     assert found.p == pytest.approx(student_tails(3 / math.sqrt(2.5), 6.25 / 1.0625))
     assert found.p == pytest.approx(0.1075, abs=5e-4)
-    assert found.low < 0 < found.high
+    assert (found.low, found.high) == pytest.approx((-0.888, 6.888), abs=1e-3)
+    assert found.method == "welch"
+
+
+# Student (1908): hours of sleep gained by ten patients with either of two drugs; the values of R's t.test(extra ~ group).
+FIRST = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+SECOND = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [(welch, (1.58, -0.2054832, 3.3654832, 0.07939414)), (paired, (1.58, 0.7001142, 2.4598858, 0.00283289))],
+)
+def test_published_intervals_and_p_of_sleep_data(test: Callable[..., Difference], expected: tuple[float, ...]) -> None:
+    found = test(FIRST, SECOND, 0.95)
+    assert (found.value, found.low, found.high, found.p) == pytest.approx(expected, abs=1e-6)
+    assert found.document() == {
+        "difference": found.value,
+        "low": found.low,
+        "high": found.high,
+        "p": found.p,
+        "method": test.__name__,
+    }
+    back = test(SECOND, FIRST, 0.95)
+    assert (back.value, back.low, back.high, back.p) == pytest.approx((-1.58, -found.high, -found.low, found.p))
+
+
+def test_samples_of_other_sizes_are_compared() -> None:
+    """By hand: variances of 1 and 20/3 over 3 and 4 values, so an error of sqrt(2), and 4 / (1/18 + 25/27) degrees."""
+    found = welch([1.0, 2.0, 3.0], [1.0, 3.0, 5.0, 7.0], 0.9)
+    freedom = 4 / (1 / 18 + 25 / 27)
+    assert found.p == pytest.approx(student_tails(math.sqrt(2), freedom))
+    assert found.high - found.value == pytest.approx(student_quantile(0.95, freedom) * math.sqrt(2))
 
 
 def test_paired_p_approximates_permutation_test() -> None:
@@ -42,8 +75,22 @@ def test_paired_p_approximates_permutation_test() -> None:
 
 def test_single_or_equal_runs_have_no_p() -> None:
     assert math.isnan(welch([1.0], [2.0, 3.0], 0.95).p) and welch([1.0], [2.0, 3.0], 0.95).method == "none"
+    assert math.isnan(welch([1.0, 2.0], [3.0], 0.95).p) and welch([1.0, 2.0], [3.0], 0.95).value == 1.5
+    assert paired([1.0], [3.0], 0.95).document() == {
+        "difference": 2.0,
+        "low": None,
+        "high": None,
+        "p": None,
+        "method": "none",
+    }
     assert math.isnan(paired([1.0, 2.0], [2.0, 3.0], 0.95).p)  # the same change twice
     assert welch([1.0, 1.0], [1.0, 1.0], 0.95).document()["p"] is None
+
+
+def test_middle_of_the_distribution_is_zero() -> None:
+    assert (student_tails(0.0, 4), student_tails(math.inf, 4)) == (1.0, 0.0)
+    assert student_quantile(0.5, 4) == pytest.approx(0.0, abs=1e-12)
+    assert student_tails(-2.7764, 4) == student_tails(2.7764, 4)
 
 
 @given(st.floats(0.5, 300), st.floats(0.501, 0.9999))

@@ -97,9 +97,33 @@ def test_plan_of_a_new_job_starts_its_driver() -> None:
     }
 
 
-@pytest.mark.parametrize("run", [driver(), driver(Phase.BACKOFF, code=1), DONE, FAILED])
-def test_plan_of_running_or_finished_job_is_empty(run: ObservedRun) -> None:
-    assert plan_of(unchanged(job()), runs=(run,)).is_empty
+NEVER = {"restart": {"policy": "Never"}}
+
+
+@pytest.mark.parametrize(
+    ("run", "spec", "told"),
+    [
+        (driver(), {}, None),
+        (DONE, {}, None),
+        (FAILED, {}, None),  # its result
+        (STOPPED, {"suspend": True}, None),
+        (driver(Phase.STARTING), {}, ("Running", "Running")),
+        (
+            driver(Phase.BACKOFF, code=1, reason="exited 1; next start in 9 s"),
+            {},
+            ("Running", "attempt 1: exited 1; next start in 9 s"),
+        ),
+        (LOST, NEVER, ("Failed", "attempt 2: its supervisor died without a word")),
+    ],
+)
+def test_plan_that_does_nothing_says_why_a_driver_does_not_run(
+    run: ObservedRun, spec: Mapping[str, Any], told: tuple[str, str] | None
+) -> None:
+    plan = plan_of(unchanged(job(spec)), runs=(run,))
+    assert plan.is_empty
+    assert [(each.kind, each.target, each.message) for each in plan.drift] == (
+        [] if told is None else [("not-ready", *told)]
+    )
 
 
 def test_plan_after_lost_supervisor_uses_remaining_restarts() -> None:
@@ -134,10 +158,6 @@ def test_lost_job_rests_when_never_restarted(policy: str, rests: bool) -> None:
     assert (end.ended, end.running) == (("Failed", False) if rests else ("", True)), "its time to be kept has begun"
     written = ObservedRun(replace(LOST.state, started_at=10.0, logged_at=900.0))
     assert controller_of("TrainJob").completion(lost.object.spec, [written]).ended_at == (900.0 if rests else 0.0)
-
-
-def test_plan_keeps_lost_job_with_never_policy() -> None:
-    assert plan_of(unchanged(job({"restart": {"policy": "Never"}})), runs=(LOST,)).is_empty
 
 
 def test_plan_of_lost_job_without_restarts_left_continues() -> None:
