@@ -104,7 +104,7 @@ def partition(lengths: Sequence[int], parts: int) -> list[list[int]]:
         (_, first, large), (_, _, small) = heapq.heappop(heap), heapq.heappop(heap)
         # Pair the heaviest sets of one with the lightest of the other.
         joined = [(a + b, left + right) for (a, left), (b, right) in zip(large, reversed(small), strict=True)]
-        joined.sort(key=lambda entry: -entry[0])
+        joined.sort(key=lambda entry: (-entry[0], not entry[1]))  # empty sets last, also behind rows without tokens
         heapq.heappush(heap, (joined[-1][0] - joined[0][0], first, joined))
     if not heap:
         return [[] for _ in range(parts)]
@@ -121,7 +121,7 @@ def split_rows(lengths: Sequence[int], ranks: int, group: int = 1) -> list[list[
     assigned: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     for number in sorted(range(len(groups)), key=lambda n: -groups[n]):
-        rank = min((r for r in range(ranks) if len(assigned[r]) < per_rank), key=lambda r: (loads[r], r))
+        rank = min((r for r in range(ranks) if len(assigned[r]) < per_rank), key=loads.__getitem__)
         assigned[rank].append(number)
         loads[rank] += groups[number]
     return [[first * group + n for first in sorted(numbers) for n in range(group)] for numbers in assigned]
@@ -136,9 +136,6 @@ def split_groups(lengths: Sequence[int], groups: Sequence[int], ranks: int) -> l
         raise ValueError(f"{len(members)} groups are too few for {ranks} ranks: each needs one")
     ordered = list(members.values())
     parts = partition([sum(lengths[row] for row in rows) for rows in ordered], ranks)
-    while any(not part for part in parts):  # few groups of very different sizes
-        parts.sort(key=len)
-        parts[0].append(parts[-1].pop())
     return [sorted(row for number in part for row in ordered[number]) for part in parts]
 
 

@@ -32,7 +32,7 @@ def test_welch_of_a_known_example() -> None:
     assert found.method == "welch"
 
 
-# Student (1908): hours of sleep gained by ten patients with either of two drugs; the values of R's t.test(extra ~ group).
+# Student (1908): hours of sleep that ten patients gained with either of two drugs. The values are those of R's t.test.
 FIRST = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
 SECOND = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
 
