@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from areal.resources.backend import (
     ENGINES,
@@ -15,6 +16,7 @@ from areal.resources.backend import (
     BackendError,
     Part,
     engine_arg_faults,
+    engine_args_schema,
     engine_arguments,
     flag_name,
     own_flags,
@@ -160,6 +162,11 @@ def test_areal_flags_exist_in_engine() -> None:
         assert argument == name and "set by areal" in fault
 
 
+def fits_schema(engine: str, arguments: dict[str, Any]) -> bool:
+    """Editors check a manifest by the schema: it must say what the command line says."""
+    return Draft202012Validator(engine_args_schema(engine)).is_valid(arguments)
+
+
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
@@ -179,6 +186,7 @@ def test_areal_flags_exist_in_engine() -> None:
 def test_fault_names_argument_and_suggestion(arguments: dict[str, Any], fault: str) -> None:
     ((name, message),) = engine_arg_faults("embedded", arguments)
     assert name in arguments and fault in message
+    assert not fits_schema("embedded", arguments)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +200,7 @@ def test_fault_names_argument_and_suggestion(arguments: dict[str, Any], fault: s
         ({"sessionTtl": 0.5}, ""),
         ({"sessionTtl": -0.5}, "must be at least 0, not -0.5"),
         ({"sessionTtl": "5"}, "must be a number, not '5'"),
+        ({"sessionTtl": True}, "must be a number, not True"),
         ({"requestTimeout": 0}, "must be above 0, not 0"),
         ({"stateDir": "/x"}, ""),
         ({"stateDir": 5}, "must be a text, not 5"),
@@ -203,17 +212,19 @@ def test_fault_names_argument_and_suggestion(arguments: dict[str, Any], fault: s
 def test_data_proxy_arguments_are_checked_by_type_and_range(arguments: dict[str, Any], fault: str) -> None:
     found = [message for _, message in engine_arg_faults("data proxy", arguments)]
     assert len(found) == bool(fault) and all(fault in message for message in found)
+    assert fits_schema("data proxy", arguments) is not bool(fault)
 
 
 @pytest.mark.parametrize(("device", "fits"), [("cpu", True), ("cuda:12", True), ("cuda:", False), ("xcpu", False)])
 def test_text_argument_must_match_its_pattern(device: str, fits: bool) -> None:
     faults = list(engine_arg_faults("embedded", {"device": device}))
-    assert (not faults) == fits and all("must match" in fault for _, fault in faults)
+    assert (not faults) == fits == fits_schema("embedded", {"device": device})
+    assert all("must match" in fault for _, fault in faults)
 
 
 def test_good_arguments_have_no_fault() -> None:
     good = {"maxBatchSize": 8, "kv_memory_gib": 1, "dtype": "auto", "device": "cuda:1", "threads": None}
-    assert list(engine_arg_faults("embedded", good)) == []
+    assert list(engine_arg_faults("embedded", good)) == [] and fits_schema("embedded", good)
     assert list(engine_arg_faults("vllm", {"anything": 1})) == []  # no engine was asked
     assert list(engine_arg_faults("vllm", {"compilationConfig.mode": 0}, {"compilation-config"})) == []
 

@@ -95,6 +95,7 @@ def _fault(text: str) -> ExpressionError:
         ("1 if true else 2 | string", "1"),
         ("join([values.n | string, 'a'])", "3,a"),
         ("values.models[0 | abs].name", "a"),
+        ("join(['x', join(['y', values.name | upper])])", "x,y,QWEN"),
         ("default(values.if.lambda, 1)", 1),
         ("profile == 'prod'", True),
         ("default(values.absent, 1)", 1),

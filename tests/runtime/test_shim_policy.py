@@ -75,12 +75,16 @@ def test_jitter_spreads_delays_evenly_around_the_backoff(spread: float, delay_s:
     assert history.decide(exited(), 1.0, 1.0, spread).delay_s == pytest.approx(delay_s)
 
 
-def test_delay_resets_after_long_life() -> None:
+@pytest.mark.parametrize(
+    ("ran_s", "healthy_s", "delay_s"),
+    [(600.0, None, 0), (599.9, None, 20), (9000.0, 599.9, 20), (1.0, 600.0, 0), (9000.0, 600.0, 0)],
+)
+def test_delay_resets_after_ten_healthy_minutes(ran_s: float, healthy_s: float | None, delay_s: float) -> None:
     history = budget(jitter=0.0, budget_count=100)
     history.decide(exited(), 1.0, 0.0, 0.5)
     history.decide(exited(), 1.0, 1.0, 0.5)
 
-    assert history.decide(exited(), 600.0, 1000.0, 0.5).delay_s == 0
+    assert history.decide(exited(), ran_s, 1000.0, 0.5, healthy_s).delay_s == delay_s
 
 
 def test_restarts_over_budget_within_window_are_crash_loop() -> None:
@@ -128,6 +132,17 @@ def test_forgive_resets_budget_and_delay() -> None:
 
     decision = history.decide(exited(), 1.0, 1.0, 0.5)
     assert (decision.action, decision.delay_s) == (RESTART, 0)
+    assert history.decide(exited(), 1.0, 2.0, 0.5).action == CRASHLOOP
+
+
+def test_forgive_counts_starts_that_were_never_healthy_anew() -> None:
+    history = budget(budget_count=2, budget_window_s=1.0)
+    actions = []
+    for at in range(6):
+        actions.append(history.decide(exited(), 9.0, at * 10.0, 0.5, healthy_s=0.0).action)
+        if at == 1:
+            history.reset()
+    assert actions == [RESTART] * 4 + [CRASHLOOP] * 2
 
 
 @pytest.mark.parametrize(

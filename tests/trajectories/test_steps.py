@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from areal.errors import ArealError, NotFound
 from areal.rollout.dump import write_step
 from areal.trajectories.record import Episode, Interaction
-from areal.trajectories.steps import read_failures, read_sample, read_step, step_files
+from areal.trajectories.steps import question_of, read_failures, read_sample, read_step, step_files
 from areal.trajectories.view import TokenDecoder, shown_episode, turns
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[2J\x07\u202e\ud800<img src=x onerror=alert(2)>"
@@ -80,6 +80,44 @@ def test_rows_without_turn_ids_count_as_one_turn_each(tmp_path: Path) -> None:
     (group,) = read_step(tmp_path / "trajectories-000001.jsonl").groups
 
     assert group.samples[0].turns == 3
+
+
+def test_summary_is_of_all_rows_and_generated_tokens(tmp_path: Path) -> None:
+    whole = sample("g", 3, 0.25, seconds=1.5, failures=({"code": "timeout", "count": 2}, {"code": "tool", "count": 1}))
+    (row,) = whole.interactions
+    more = replace(row, advantage=1.5, versions=(-1, 7, 4, 0), logprobs=(-9.0, -9.0, -1.0, -1.0), truncated=True)
+    rows = (row, more, replace(row, advantage=None, loss_mask=(0, 0, 0, 1)))
+    write_step(tmp_path, 1, [replace(whole, interactions=rows), replace(whole, interactions=())])
+    one, none = read_step(tmp_path / "trajectories-000001.jsonl").groups[0].samples
+    assert (one.prompt, one.sample, one.reward, one.seconds, one.truncated) == (7, 3, 0.25, 1.5, True)
+    assert (one.advantage, one.tokens, one.turns, one.versions) == (1.0, 5, 3, (0, 3, 4, 7))
+    assert one.mean_logprob == pytest.approx((-0.5 - 1.5 - 1.0 - 1.0 - 1.5) / 5)
+    assert one.failures == ("timeout ×2", "tool ×1")
+    assert (none.advantage, none.tokens, none.turns, none.truncated, none.hint) == (None, 0, 0, False, "")
+    assert none.mean_logprob is None
+
+
+@pytest.mark.parametrize(
+    ("example", "question"),
+    [
+        ({"messages": [{"content": "be brief"}, {"content": "1+1"}], "question": "no"}, "1+1"),
+        ({"messages": [{"content": [{"type": "image"}]}], "problem": "which?"}, "which?"),
+        ({"messages": [], "answer": "4", "level": 3, "question": "2+2"}, "2+2"),
+        ({"answer": "4"}, ""),
+        ({"question": "x" * 201}, "x" * 200),
+        ({"messages": [{"content": "x" * 201}]}, "x" * 200),
+    ],
+)
+def test_question_is_the_last_message_or_the_first_text(example: dict[str, Any], question: str) -> None:
+    assert question_of(sample("g", 0, 1.0, example=example)) == question
+
+
+def test_first_twenty_damaged_lines_are_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "trajectories-000001.jsonl"
+    path.write_text("\n" + '{"episode": "' * 300 + "\n" * 2 + "{\n" * 24)
+    step = read_step(path)
+    assert (len(step.damaged), step.damaged_lines, step.groups) == (20, 25, ())
+    assert step.damaged[1].startswith(f"{path}:4: ") and all(len(each) <= 500 for each in step.damaged)
 
 
 def test_damaged_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
@@ -172,6 +210,16 @@ def test_failures_are_between_two_times_newest_first(tmp_path: Path) -> None:
     found, is_cut = read_failures(tmp_path, 4_990, 4_992)
     assert [each.at for each in found] == [4_992, 4_991] and not is_cut
     assert read_failures(tmp_path, 10, 20) == ([], True)
+    assert read_failures(tmp_path)[1] and len(read_failures(tmp_path)[0]) < 5_000
+
+
+@pytest.mark.parametrize(("size", "is_cut"), [(1 << 20, False), ((1 << 20) + 1, True)])
+def test_last_mebibyte_of_failures_is_read(tmp_path: Path, size: int, is_cut: bool) -> None:
+    line = json.dumps({"at": 1.0, "episode": "e", "prompt": 1, "blame": "user", "error": ""}) + "\n"
+    rest = size - (size // len(line) - 1) * len(line)
+    (tmp_path / "failures.jsonl").write_text(line[:-2].rjust(rest - 2) + "}\n" + line * (size // len(line) - 1))
+    found, cut = read_failures(tmp_path)
+    assert (len(found), cut) == (size // len(line) - is_cut, is_cut)
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
