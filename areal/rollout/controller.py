@@ -185,7 +185,11 @@ class RolloutController:
         self._streams: dict[int, tuple[Any, Iterator[Any]]] = {}
         self._thread: LoopThread | None = None
         self._opened = contextlib.AsyncExitStack()
-        self._workflows = WorkflowResolver(config.agent or config.openai, drop_incomplete_group=drop_incomplete_group)
+        self._workflows = WorkflowResolver(
+            config.agent or config.openai,
+            drop_incomplete_group=drop_incomplete_group,
+            check=config.check_trajectory_format,
+        )
 
     def __enter__(self) -> Self:
         self.initialize()

@@ -14,13 +14,14 @@ import numpy as np
 from areal.api.workflow_context import EpisodeContext, episode
 from areal.client.errors import Blame
 from areal.dataclasses import dataclass, field
+from areal.errors import TimedOut
 from areal.http import tracing
 from areal.rollout.engine import EpisodeEngine, HeadVersion
 from areal.rollout.executor import Outcome, run_attempts
 from areal.rollout.failures import cause_of, error_line
 from areal.rollout.staleness import EpisodeSpec, Rollout
+from areal.rollout.tensors import check_rows
 from areal.rollout.workflows import run_episode, shared_http_client
-from areal.wire.bodies import LARGEST_F32
 
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.5
@@ -73,10 +74,14 @@ class EpisodeRunner:
     async def _trajectory(self, item: EpisodeSpec, engine: EpisodeEngine) -> Any:
         with episode(EpisodeContext(item.task_id, is_eval=item.is_eval, http_client=shared_http_client)):
             try:
-                async with asyncio.timeout(self.timeout_s):
+                async with asyncio.timeout(self.timeout_s) as deadline:
                     trajectory = await run_episode(item.workflow, engine, dict(item.data))
-            except BaseException:
+            except BaseException as error:
                 engine.release()
+                if isinstance(error, TimeoutError) and deadline.expired():
+                    raise TimedOut(
+                        f"the episode did not end within {self.timeout_s:g} s, rollout.episode_timeout"
+                    ) from error
                 raise
         if trajectory is None:
             return None
@@ -106,30 +111,3 @@ def versions_of(trajectory: Any, default: int) -> tuple[int, int]:
     is_sampled = sampled >= 0 if mask is None else (sampled >= 0) & (np.asarray(mask) > 0)
     sampled = sampled[is_sampled]
     return (int(sampled.min()), int(sampled.max())) if sampled.size else (default, default)
-
-
-def check_rows(trajectory: Any) -> None:
-    """Check the columns of a trajectory. Raises ValueError naming the column that is wrong."""
-    if not isinstance(trajectory, Mapping):
-        raise ValueError(f"an episode gives a dict of tensors or None, not {type(trajectory).__name__}")
-    if "interactions" in trajectory:
-        return  # of an external model: text without token columns
-    for name in ("input_ids", "attention_mask"):
-        if name not in trajectory:
-            raise ValueError(f"a trajectory needs {name}")
-    shape = tuple(trajectory["input_ids"].shape)
-    if len(shape) != 2 or 0 in shape:
-        raise ValueError(f"input_ids must be [rows, tokens], not {list(shape)}")
-    for name in ("attention_mask", "loss_mask", "logprobs", "versions", "turn_ids", "token_temperatures"):
-        if name in trajectory and tuple(trajectory[name].shape) != shape:
-            raise ValueError(f"{name} is {list(trajectory[name].shape)}, input_ids {list(shape)}")
-    for name in ("rewards", "temperatures", "sample_ids", "parents"):
-        if name in trajectory and tuple(trajectory[name].shape) != shape[:1]:
-            raise ValueError(f"{name} must be one a row: {list(shape[:1])}, not {list(trajectory[name].shape)}")
-    rewards = np.asarray(trajectory.get("rewards", ()), dtype=np.float64)
-    if not (np.abs(rewards) <= LARGEST_F32).all():  # nor NaN
-        raise ValueError(f"rewards must be finite, within the range of float32, not {rewards.tolist()}")
-    if "logprobs" in trajectory:
-        sampled = np.asarray(trajectory["logprobs"])[np.asarray(trajectory.get("loss_mask", 1)) > 0]
-        if not np.isfinite(sampled).all():
-            raise ValueError(f"logprobs of sampled tokens must be finite, not {sampled[~np.isfinite(sampled)][0]}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from areal.errors import ArealError, UsageFault
 from areal.http import tracing
-from areal.wire.bodies import ExportTrajectories
+from areal.wire.bodies import LARGEST_F32, ExportTrajectories
 from areal.wire.fields import write_fields
 
 if TYPE_CHECKING:
@@ -37,13 +37,17 @@ class SessionCall(NamedTuple):
 def seal(reward: float | Mapping[str, float]) -> Generator[SessionCall, Mapping[str, Any], None]:
     """Yield the calls that reward and seal a session. ``reward``: one number for the episode, or numbers by interaction
     id ("" is the newest). Ends the session if no reward seals it. Raises UsageFault for an unknown id, and for
-    a reward that is not a number."""
+    a reward that is not a finite number."""
     try:
         items = reward.items() if isinstance(reward, Mapping) else [("", reward)]
         rewards = {name: float(each) for name, each in items}
-    except (TypeError, ValueError) as error:
+        if not all(abs(each) <= LARGEST_F32 for each in rewards.values()):  # nor NaN
+            raise ValueError("not finite in a row's float32")
+    except (TypeError, ValueError, OverflowError) as error:
         found = reprlib.repr(reward)
-        raise UsageFault(f"the agent's reward is {found}; it must be a number, or numbers by interaction id") from error
+        raise UsageFault(
+            f"the agent's reward is {found}; it must be a finite number, or finite numbers by interaction id"
+        ) from error
     order: list[str] = []
     if any(rewards):
         session = yield SessionCall("describe")

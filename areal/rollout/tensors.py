@@ -7,6 +7,7 @@ from functools import reduce
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from areal.wire.bodies import LARGEST_F32
 from areal.wire.columns import COLUMNS
 
 if TYPE_CHECKING:
@@ -90,6 +91,50 @@ def row(
     }
     tensors = {name: torch.tensor([each], dtype=getattr(torch, COLUMNS[name].dtype)) for name, each in columns.items()}
     return {**tensors, "truncated": torch.tensor([truncated])}
+
+
+def check_rows(trajectory: Any) -> None:
+    """Check the columns of a trajectory. Raises ValueError naming the column that is wrong."""
+    import numpy as np
+
+    if not isinstance(trajectory, Mapping):
+        raise ValueError(f"an episode gives a dict of tensors or None, not {type(trajectory).__name__}")
+    if "interactions" in trajectory:
+        return  # of an external model: text without token columns
+    for name in ("input_ids", "attention_mask"):
+        if name not in trajectory:
+            raise ValueError(f"a trajectory needs {name}")
+    shape = _shape(trajectory, "input_ids")
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(f"input_ids must be [rows, tokens], not {list(shape)}")
+    for name in ("attention_mask", "loss_mask", "logprobs", "versions", "turn_ids", "token_temperatures"):
+        if name in trajectory and (found := _shape(trajectory, name)) != shape:
+            raise ValueError(f"{name} is {list(found)}, input_ids {list(shape)}")
+    for name in ("rewards", "temperatures", "sample_ids", "parents"):
+        if name in trajectory and (found := _shape(trajectory, name)) != shape[:1]:
+            raise ValueError(f"{name} must be one a row: {list(shape[:1])}, not {list(found)}")
+    is_token = np.asarray(trajectory["attention_mask"]) > 0
+    if not is_token[:, 0].all() or (is_token[:, 1:] > is_token[:, :-1]).any():
+        raise ValueError("attention_mask must be 1 from a row's first token to its last: rows are padded on the right")
+    is_sampled = is_token
+    if "loss_mask" in trajectory:
+        is_sampled = np.asarray(trajectory["loss_mask"]) > 0
+        if is_sampled[:, 0].any() or (is_sampled > is_token).any():
+            where = "padding" if (is_sampled > is_token).any() else "a row's first token, which follows no other"
+            raise ValueError(f"loss_mask must be 1 at sampled tokens only, and is 1 at {where}")
+    rewards = np.asarray(trajectory.get("rewards", ()), dtype=np.float64)
+    if not (np.abs(rewards) <= LARGEST_F32).all():  # nor NaN
+        raise ValueError(f"rewards must be finite, within the range of float32, not {rewards.tolist()}")
+    if "logprobs" in trajectory:
+        sampled = np.asarray(trajectory["logprobs"])[is_sampled]
+        if not np.isfinite(sampled).all():
+            raise ValueError(f"logprobs of sampled tokens must be finite, not {sampled[~np.isfinite(sampled)][0]}")
+
+
+def _shape(trajectory: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    if (shape := getattr(trajectory[name], "shape", None)) is None:
+        raise ValueError(f"{name} must be a tensor, not {type(trajectory[name]).__name__}")
+    return tuple(shape)
 
 
 def with_token_temperatures(trajectory: Mapping[str, Any]) -> Mapping[str, Any]:

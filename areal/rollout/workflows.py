@@ -25,7 +25,7 @@ from areal.errors import ArealError, UsageFault
 from areal.http import tracing
 from areal.loading import Registry
 from areal.rollout.sessions import discard, reward_session
-from areal.rollout.tensors import RewardedResponse, concat_padded_tensors, response_rows
+from areal.rollout.tensors import RewardedResponse, check_rows, concat_padded_tensors, response_rows
 
 if TYPE_CHECKING:
     from areal.api.config.rollout import AgentConfig
@@ -111,8 +111,13 @@ class SessionWorkflow(ExportingWorkflow):
                 await discard(session.client, session.session_id)
                 return None
             await reward_session(session, reward)
-        except BaseException:
+        except BaseException as error:
             await discard(session.client, session.session_id)
+            if getattr(error, "code", None) == "no_interaction":
+                raise UsageFault(
+                    "the episode has a reward, and no call of the model to be rewarded: the agent calls the model with "
+                    "the base_url and api_key of its episode"
+                ) from None
             raise
         return await export_session(session, discount=self._discount, style=self._style)
 
@@ -188,9 +193,12 @@ async def run_episode(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
     return concat_padded_tensors([_with_sample_ids(each, [sample]) for sample, each in enumerate(rows)])
 
 
-async def _run_member(workflow: Any, engine: Any, data: dict[str, object], member: int) -> Any:
+async def _run_member(workflow: Any, engine: Any, data: dict[str, object], member: int, *, check: bool) -> Any:
     with tracing.span("sample", {"areal.sample": member}):
-        return await run_episode(workflow, engine, data)
+        rows = await run_episode(workflow, engine, data)
+    if check and rows is not None:  # before they are joined with others, which pads columns that are too short
+        check_rows(rows)
+    return rows
 
 
 @runtime_checkable
@@ -206,13 +214,16 @@ class GroupSampler(Protocol):
 class GroupedWorkflow(RolloutWorkflow):
     """Several episodes of one prompt, for a group baseline. Rejected members are left out; a group without members is
     rejected. With ``drop_incomplete_group``, one failed member fails the group. Otherwise failed members are left out,
-    and the group fails only if all of them fail."""
+    and the group fails only if all of them fail. With ``check``, each member's rows are validated."""
 
-    def __init__(self, workflow: RolloutWorkflow, group_size: int, *, drop_incomplete_group: bool = True) -> None:
+    def __init__(
+        self, workflow: RolloutWorkflow, group_size: int, *, drop_incomplete_group: bool = True, check: bool = True
+    ) -> None:
         self._workflow = workflow
         self._group_sampler = workflow if isinstance(workflow, GroupSampler) else None
         self._size = group_size
         self._drop_incomplete_group = drop_incomplete_group
+        self._check = check
         self._left_out, self._warn_at = 0, 1
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory | None:
@@ -221,7 +232,7 @@ class GroupedWorkflow(RolloutWorkflow):
             responses = self._completed(await sampler.arun_group(engine, data, self._size))
             return _with_sample_ids(response_rows(list(responses.values())), list(responses))
         ends = self._completed(await self._members(engine, data))
-        rows = [_with_sample_ids(end, [sample]) for sample, end in ends.items() if isinstance(end, dict)]
+        rows = [_with_sample_ids(end, [sample]) for sample, end in ends.items() if end is not None]
         return concat_padded_tensors(rows) if rows else None
 
     def _completed(self, ends: Sequence[T | BaseException]) -> dict[int, T]:
@@ -241,7 +252,9 @@ class GroupedWorkflow(RolloutWorkflow):
     async def _members(self, engine: Any, data: dict[str, object]) -> list[Any]:
         engines = engine.for_group(self._size) if hasattr(engine, "for_group") else [engine] * self._size
         episodes = [
-            asyncio.create_task(_run_member(self._workflow, each, dict(data), member), name=f"member-{member}")
+            asyncio.create_task(
+                _run_member(self._workflow, each, dict(data), member, check=self._check), name=f"member-{member}"
+            )
             for member, each in enumerate(engines)
         ]
         try:
@@ -272,10 +285,13 @@ def configured_workflow(name: str, default: str, environment: Mapping[str, str])
 
 class WorkflowResolver:
     """Creates workflows and caches them by their arguments. ``drop_incomplete_group`` true applies to all workflows;
-    false: the ``gconfig`` of each workflow decides."""
+    false: the ``gconfig`` of each workflow decides. ``check``: that of groups."""
 
-    def __init__(self, agent: AgentConfig | None = None, *, drop_incomplete_group: bool = False) -> None:
+    def __init__(
+        self, agent: AgentConfig | None = None, *, drop_incomplete_group: bool = False, check: bool = True
+    ) -> None:
         self._agent = agent
+        self._check = check
         self._drop_incomplete_group = drop_incomplete_group
         self._cache: deque[tuple[Any, dict[str, object], int, RolloutWorkflow]] = deque(maxlen=_CACHE_SIZE)
         self._closing = contextlib.AsyncExitStack()
@@ -298,7 +314,7 @@ class WorkflowResolver:
         self._configure_export(made)
         if group_size > 1:
             drop = self._drop_incomplete_group or bool(getattr(given.get("gconfig"), "drop_incomplete_group", False))
-            made = GroupedWorkflow(made, group_size, drop_incomplete_group=drop)
+            made = GroupedWorkflow(made, group_size, drop_incomplete_group=drop, check=self._check)
         self._cache.append((workflow, given, group_size, made))
         return made
 

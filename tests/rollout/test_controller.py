@@ -400,9 +400,9 @@ def test_check_trajectory_format_rejects_malformed_rows(make: Make) -> None:
 
 
 def test_episode_timeout_ends_hanging_workflow(make: Make) -> None:
-    with pytest.raises(RolloutsFailed) as caught:
+    with pytest.raises(RolloutsFailed, match=r"did not end within 0\.05 s, rollout\.episode_timeout") as caught:
         make(episode_timeout=0.05).rollout_batch(rows(1), Gated())
-    assert isinstance(caught.value.failures[0].error, TimeoutError)
+    assert caught.value.failures[0].blame == "workflow"
 
 
 def test_request_timeout_ends_hanging_call(place: Place, make: Make) -> None:

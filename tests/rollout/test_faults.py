@@ -13,7 +13,7 @@ from areal.api.cli_args import InferenceEngineConfig
 from areal.api.io_struct import ModelRequest
 from areal.client import InferenceClient, RolloutController, ServiceError, UnknownName
 from areal.rollout.engine import EpisodeEngine
-from areal.rollout.episodes import check_rows
+from areal.rollout.tensors import check_rows
 from tests.client.conftest import tokenizer
 from tests.rollout.test_controller import Sampled, rows
 from tests.rollout.test_workflows import Mathematician
@@ -155,3 +155,24 @@ def test_non_finite_logprob_fails_its_episode(logprob: float) -> None:
     rows["logprobs"][0, 1] = logprob
     with pytest.raises(ValueError, match="logprobs of sampled tokens must be finite, not "):
         check_rows(rows)
+
+
+@pytest.mark.parametrize(
+    ("attention", "loss", "message"),
+    [
+        ([0, 1, 1], [0, 0, 1], "rows are padded on the right"),  # on the left
+        ([1, 0, 1], [0, 0, 1], "rows are padded on the right"),
+        ([0, 0, 0], [0, 0, 0], "rows are padded on the right"),
+        ([1, 1, 0], [0, 1, 1], "is 1 at padding"),
+        ([1, 1, 1], [1, 1, 1], "is 1 at a row's first token"),  # the prompt is not masked
+    ],
+)
+def test_masks_that_would_train_other_tokens_fail_their_episode(
+    attention: list[int], loss: list[int], message: str
+) -> None:
+    ids, whole = torch.ones(2, 3, dtype=torch.int64), [1, 1, 1]
+    rows = {"input_ids": ids, "attention_mask": torch.tensor([whole, [1, 1, 0]]).bool()}
+    check_rows(rows | {"loss_mask": torch.tensor([[0, 1, 1], [0, 0, 0]])})
+    masks = {"attention_mask": torch.tensor([whole, attention]), "loss_mask": torch.tensor([[0, 0, 1], loss])}
+    with pytest.raises(ValueError, match=message):
+        check_rows(rows | masks)

@@ -65,10 +65,12 @@ def test_episode_reward_goes_to_each_open_trajectory() -> None:
     assert run(1.0, known, {None: (3, True)}) == [reward(1.0), DESCRIBE, reward(1.0, "b"), reward(1.0, "d")]
 
 
-@pytest.mark.parametrize("reward", [[1.0, 0.0], None, "good", {"": [1.0]}])
+@pytest.mark.parametrize(
+    "reward", [[1.0, 0.0], None, "good", {"": [1.0]}, float("nan"), {"a": float("inf")}, 1e39, 10**400]
+)
 def test_reward_that_is_not_a_number_is_refused_with_its_value(reward: Any) -> None:
     with pytest.raises(
-        UsageFault, match=r"the agent's reward is .*; it must be a number, or numbers by interaction id"
+        UsageFault, match=r"the agent's reward is .*; it must be a finite number, or finite numbers by interaction id"
     ):
         next(seal(reward))
 

@@ -289,8 +289,8 @@ class Rewarding:
 def test_agent_failure_is_attributed_to_responsible_party(controller: RolloutController) -> None:
     with pytest.raises(RolloutsFailed, match="fault of the workflow: LookupError"):
         controller.rollout_batch(ROWS[:1], Angry())
-    with pytest.raises(RolloutsFailed, match="fault of the caller"):
-        controller.rollout_batch(ROWS[:1], Rewarding())  # a reward for nothing: no model was called
+    with pytest.raises(RolloutsFailed, match=r"fault of the workflow: .* no call of the model to be rewarded"):
+        controller.rollout_batch(ROWS[:1], Rewarding())
 
 
 class Guess:
@@ -537,7 +537,9 @@ class Member(RolloutWorkflow):
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
         if engine in data.get("failing", ()):
             raise ConnectionError(f"member {engine}")
-        return None if engine in data.get("rejected", ()) else row([engine], [1], [0.0], [0], [0], 1.0)
+        return (
+            None if engine in data.get("rejected", ()) else row([9, engine], [0, 1], [0.0, 0.0], [-1, 0], [-1, 0], 1.0)
+        )
 
 
 class Together(Member):
@@ -554,7 +556,7 @@ class Together(Member):
 
 async def test_group_members_share_engines_of_one_group() -> None:
     group = await GroupedWorkflow(Member(), 3).arun_episode(Engines(), {"rejected": [1]})
-    assert group is not None and group["input_ids"].tolist() == [[0], [2]]
+    assert group is not None and group["input_ids"].tolist() == [[9, 0], [9, 2]]
     assert group["sample_ids"].tolist() == [0, 2]
     assert await GroupedWorkflow(Member(), 2).arun_episode(Engines(), {"rejected": [0, 1]}) is None
 
@@ -563,7 +565,7 @@ async def test_group_capable_workflow_samples_group_at_once() -> None:
     together = await GroupedWorkflow(Together(), 2).arun_episode(Engines(), {})
     assert together is not None and together["input_ids"].tolist() == [[70, 0], [71, 5]]
     apart = await GroupedWorkflow(Together(), 3).arun_episode(Engines(), {})
-    assert apart is not None and apart["input_ids"].tolist() == [[0], [1], [2]]
+    assert apart is not None and apart["input_ids"].tolist() == [[9, 0], [9, 1], [9, 2]]
 
 
 @pytest.mark.parametrize("workflow", [Member(), Together()])
@@ -573,6 +575,30 @@ async def test_failed_member_fails_group_or_is_dropped(workflow: RolloutWorkflow
         await GroupedWorkflow(workflow, 2).arun_episode(Engines(), data)
     short = await GroupedWorkflow(workflow, 2, drop_incomplete_group=False).arun_episode(Engines(), data)
     assert short is not None and short["sample_ids"].tolist() == [1]
+
+
+MALFORMED: dict[str, tuple[Any, str]] = {
+    "short column": (lambda rows: rows | {"logprobs": rows["logprobs"][:, :-1]}, r"logprobs is \[1, 2\], input_ids"),
+    "one number": (lambda rows: rows | {"rewards": torch.tensor(1.0)}, r"rewards must be one a row: \[1\], not \[\]"),
+    "no rows": (lambda rows: {name: column[0] for name, column in rows.items()}, r"must be \[rows, tokens\]"),
+    "lists": (lambda rows: {name: column.tolist() for name, column in rows.items()}, "must be a tensor, not list"),
+    "no dict": (lambda rows: 1.0, "gives a dict of tensors or None, not float"),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_malformed_rows_of_a_workflow_are_never_padded_or_rejected(
+    controller: RolloutController, kind: str, size: int
+) -> None:
+    malformed, message = MALFORMED[kind]
+
+    class Malformed(RolloutWorkflow):
+        async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+            return malformed(row([5, 6, 7], [0, 1, 1], [0.0, -1.0, -1.0], [-1, 0, 0], [-1, 0, 0], 1.0))
+
+    with pytest.raises(RolloutsFailed, match=message):
+        controller.rollout_batch(ROWS[:1], Malformed(), group_size=size)
 
 
 async def test_dropped_samples_are_counted_and_reported(caplog: pytest.LogCaptureFixture) -> None:
