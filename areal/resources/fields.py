@@ -65,13 +65,15 @@ def without(*names: str) -> Schema:
 
 class Fault(NamedTuple):
     """A fault at ``path`` inside the spec. ``absent``: the field whose absence is the fault. ``at_key``: the key is at
-    fault, not its value; ``column``: 1-based position in the value's text, 0 for the value as a whole."""
+    fault, not its value; ``column``: 1-based position in the value's text, 0 for the value as a whole. ``expected``:
+    the type that the value should have, if that is the fault."""
 
     path: FieldPath
     message: str
     absent: FieldPath = ()
     at_key: bool = False
     column: int = 0
+    expected: str = ""
 
     def below(self, base: FieldPath) -> Self:
         """Return the fault of an item at ``base``."""

@@ -20,6 +20,7 @@ from areal.errors import InvalidManifest
 from areal.resources.tree import FieldPath, bracketed
 
 STDIN = "<stdin>"
+FLAG = "--set"  # the "file" of a value on the command line
 
 
 class Pos(NamedTuple):
@@ -96,11 +97,12 @@ Value: TypeAlias = str | int | float | bool | None
 
 
 _UNREADABLE = -1
+_COMPUTED = -2
 
 
 class ScalarNode(NamedTuple):
     """``text_col``: column of the value's first character if its text is verbatim on one line, else 0; -1 marks an
-    unreadable value."""
+    unreadable value, -2 the value of an expression."""
 
     value: Value
     pos: Pos
@@ -140,13 +142,18 @@ def plain(node: Node) -> Any:
 
 
 def to_node(value: Any, pos: Pos) -> Node:
-    """Convert a plain value to nodes that all have the position ``pos``."""
+    """Convert the value of an expression to nodes that all have the position ``pos``."""
     if isinstance(value, Mapping):
         entries = {str(key): to_node(item, pos) for key, item in value.items()}
         return MappingNode(entries, dict.fromkeys(entries, pos), pos)
     if isinstance(value, (list, tuple)):
         return SequenceNode(tuple(to_node(item, pos) for item in value), pos)
-    return ScalarNode(value, pos)
+    return ScalarNode(value, pos, _COMPUTED)
+
+
+def is_computed(node: Node | None) -> bool:
+    """Return whether ``node`` is a scalar that is the value of an expression."""
+    return isinstance(node, ScalarNode) and node.text_col == _COMPUTED
 
 
 def unreadable(pos: Pos) -> ScalarNode:
@@ -164,7 +171,7 @@ def is_unreadable(node: Node | None) -> bool:
 def text_place(node: ScalarNode, column: int) -> tuple[Pos, str]:
     """Return the position of a 1-based ``column`` of a scalar's text, and "". If the file does not show the text
     verbatim, returns the scalar's position and the column in words."""
-    if node.text_col:
+    if node.text_col > 0:
         return node.pos._replace(col=node.text_col + column - 1), ""
     return node.pos, f" (column {column} of the text)"
 

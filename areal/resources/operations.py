@@ -119,9 +119,18 @@ def _divide(a: int | float, b: int | float) -> int | float:
     return a // b if isinstance(a, int) and isinstance(b, int) and a % b == 0 else a / b
 
 
+def _equal(a: Any, b: Any) -> bool:
+    """Return whether two JSON values are equal. In Python, ``True`` equals 1."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
+
+
 def _contains(item: Any, container: Any) -> bool:
     if isinstance(_container(container), list):
-        return any(type(item) is type(found) and item == found for found in container)
+        return any(_equal(item, found) for found in container)
     return _text(item) in container if isinstance(container, str) else isinstance(item, str) and item in container
 
 
@@ -132,8 +141,8 @@ BINARY: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Div: ("/", _arithmetic(_divide)),
     ast.FloorDiv: ("//", _arithmetic(operator.floordiv)),
     ast.Mod: ("%", _arithmetic(operator.mod)),
-    ast.Eq: ("==", operator.eq),
-    ast.NotEq: ("!=", operator.ne),
+    ast.Eq: ("==", _equal),
+    ast.NotEq: ("!=", lambda a, b: not _equal(a, b)),
     ast.Lt: ("<", _ordered(operator.lt)),
     ast.LtE: ("<=", _ordered(operator.le)),
     ast.Gt: (">", _ordered(operator.gt)),
@@ -238,3 +247,12 @@ FUNCTIONS: dict[str, Function] = {
     "trim": Function(lambda value: _text(value).strip(), (1, 1), "trim(text)"),
     "upper": Function(lambda value: _bounded_text(_text(value).upper()), (1, 1), "upper(text)"),
 }
+
+
+def can(name: str, value: Any) -> bool:
+    """Return whether the function takes the value."""
+    try:
+        FUNCTIONS[name].call(value)
+    except OperandError:
+        return False
+    return True

@@ -30,6 +30,7 @@ from areal.resources.expressions import EnvironmentVariables
 from areal.resources.fields import resolve
 from areal.resources.kinds import KINDS, Ref, name_problem, parse_ref
 from areal.resources.nodes import (
+    FLAG,
     Diagnostic,
     ManifestError,
     MappingNode,
@@ -50,8 +51,6 @@ from areal.resources.resource import Rendered, Resource, acyclic, assemble, plac
 from areal.resources.tree import FieldPath, bracketed, path_text
 from areal.resources.validation import spec_model
 from areal.resources.yaml_io import MAX_DEPTH, load_value
-
-FLAG = "--set"
 
 _FORM = re.compile(r"(?:(?P<ref>[A-Za-z]+/[^:=]*):)?(?P<path>[^=]*)=(?P<value>.*)", re.DOTALL)
 _ROOTS = ("spec", "metadata", "values")

@@ -6,8 +6,8 @@ check all resources together: duplicates, served names, references, cycles. ``gr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from areal.dataclasses import dataclass, field, replace
@@ -17,6 +17,7 @@ from areal.resources.documents import Document
 from areal.resources.fields import Fault, Metadata, fields_of
 from areal.resources.kinds import API_VERSION, KINDS, SERVED, Ref, parse_ref, served_name
 from areal.resources.nodes import (
+    FLAG,
     Diagnostic,
     MappingNode,
     Node,
@@ -24,7 +25,9 @@ from areal.resources.nodes import (
     Problems,
     ScalarNode,
     SequenceNode,
+    Value,
     at_path,
+    is_computed,
     is_unreadable,
     item_name,
     locate,
@@ -32,6 +35,7 @@ from areal.resources.nodes import (
     text_place,
     without_entry,
 )
+from areal.resources.operations import can, type_name
 from areal.resources.tree import FieldPath, path_text
 from areal.resources.validation import references, spec_model
 
@@ -224,8 +228,30 @@ def _report(faults: list[Fault], document: Document, node: Node, base: FieldPath
         where = ""
         if fault.column and isinstance(found, ScalarNode):
             pos, where = text_place(found, fault.column)
-        absent = path_text((*base, *fault.absent)) if fault.absent else ""
-        document.report(pos, path_text((*base, *fault.path)), fault.message + where, absent=absent)
+        absent, path = path_text((*base, *fault.absent)) if fault.absent else "", path_text((*base, *fault.path))
+        message = fault.message + where
+        if isinstance(found, ScalarNode) and is_computed(found):
+            message = _of_expression(fault, found.value) or message
+        elif isinstance(found, ScalarNode) and pos.file == FLAG and fault.expected == "text":
+            message += f" inside the quotes of the shell: {FLAG} '{path}=\"{found.value}\"'"
+        document.report(pos, path, message, absent=absent)
+
+
+_CONVERSIONS: Mapping[str, tuple[Callable[[Value], bool], str]] = {
+    "text": (lambda value: not isinstance(value, str), "string() makes it text"),
+    "an integer": (partial(can, "int"), "int() makes it an integer"),
+    "a number": (partial(can, "float"), "float() makes it a number"),
+    "true or false": (lambda value: isinstance(value, str), 'compare it, as in env.NAME == "true"'),
+}
+
+
+def _of_expression(fault: Fault, value: Value) -> str | None:
+    """Return the message for a value of an expression that can be converted to the right type; else None. It is the
+    same for every item of ``generate``. Quotes around an expression change nothing."""
+    fits, advice = _CONVERSIONS.get(fault.expected, (lambda value: False, ""))
+    if value is None or not fits(value):
+        return None
+    return f"expected {fault.expected}, got {type_name(value)}: {advice}"
 
 
 def _inline_objects(owner: Resource, field: str, kind: str, reference: str) -> Iterator[Resource]:

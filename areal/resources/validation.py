@@ -187,7 +187,7 @@ def _fault(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Fa
     if "key" in context:  # a validator of a whole map names the entry
         path = (*path, context["key"])
     message = _message(kind, detail["input"], context) or detail["msg"]
-    return Fault(path, message, at_key=at_key, column=context.get("column", 0)), union
+    return Fault(path, message, (), at_key, context.get("column", 0), _EXPECTED.get(kind, "")), union
 
 
 def _message(kind: str, given: Any, context: Mapping[str, Any]) -> str | None:
@@ -230,7 +230,9 @@ def _merge_unions(details: Iterable[tuple[Fault, bool]]) -> list[Fault]:
     for fault, union in details:
         key = (fault.path, "" if union else fault.message)
         earlier = found.get(key)
-        found[key] = fault if earlier is None else fault._replace(message=f"{earlier.message}; or {fault.message}")
+        if earlier is not None:
+            fault = fault._replace(message=f"{earlier.message}; or {fault.message}", expected="")
+        found[key] = fault
     return list(found.values())
 
 
@@ -243,13 +245,22 @@ def _siblings(model: type[SpecModel], path: FieldPath) -> list[str]:
     return list(fields_of(holder)) if holder is not None else []
 
 
+_PLAIN_TYPES = {"int_type": (int,), "float_type": (int, float), "bool_type": (bool,)}
+
+
 def _advice(kind: str, given: Any) -> str:
     if kind == "string_type" and isinstance(given, (int, float, bool)):
         return ": quote it"
-    if kind == "bool_type" and isinstance(given, str) and given.lower() in _YAML_1_1_BOOLEANS:
+    if isinstance(given, float) and given.is_integer():  # as Helm writes large numbers
+        return f": write {given:.0f}"
+    if not isinstance(given, str) or kind not in _PLAIN_TYPES:
+        return ""
+    if kind == "bool_type" and given.lower() in _YAML_1_1_BOOLEANS:
         return f": write {_YAML_1_1_BOOLEANS[given.lower()]}"
-    if kind in ("int_type", "float_type") and isinstance(given, str):
-        return ": remove the quotes" if given.replace(".", "", 1).isdigit() else ""
+    from areal.resources.yaml_io import BadScalar, resolve_plain
+
+    with suppress(BadScalar):
+        return ": remove the quotes" if type(resolve_plain(given)) in _PLAIN_TYPES[kind] else ""
     return ""
 
 

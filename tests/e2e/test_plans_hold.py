@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from areal.client.command import free_port
 from tests.e2e.conftest import Box
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
@@ -14,6 +15,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 # In this order, each on top of those before.
 CHANGES = (
     ("router: {strategy: round_robin}", ""),
+    (f"router: {{port: {free_port()}}}", ""),
     ("logLevel: debug", ""),
     ("limits: {requestTimeoutSeconds: 60}", ""),
     ("strategy: {minReadySeconds: 0.5}", ""),

@@ -312,6 +312,15 @@ def test_plan_of_hot_setting_configures_router_without_restart() -> None:
     assert plan.ops[1].args.strategy == "round_robin"
 
 
+def test_plan_of_new_router_port_replaces_its_gateway_too() -> None:
+    home, item, observed = steady()
+    plan = plan_of(changed(home, {"router": {"port": 20099}}), unchanged(item), observed=observed)
+    found = [each for each in verbs(plan, SERVICE) if each.split()[0] in ("stop", "spawn")]
+    assert found == ["stop router/0", "spawn router/0", "spawn gateway/0", "stop gateway/0"]
+    same = plan_of(changed(home, {"router": {"port": 20001}}), unchanged(item), observed=observed)
+    assert not [each for each in verbs(same) if each.endswith("gateway/0")]
+
+
 def test_plan_of_readiness_probe_configures_router_only() -> None:
     home, item, observed = steady()
     told = Readiness(period_seconds=1.0, timeout_seconds=2.0, failure_threshold=3, success_threshold=2)

@@ -30,6 +30,12 @@ MODEL = HEAD + "kind: Model\nmetadata: {name: qwen}\nspec:\n  backend: embedded\
         ),
         ("  replicas: two\n", '7:13: spec.replicas: expected an integer, got "two"'),
         ("  replicas: '2'\n", '7:13: spec.replicas: expected an integer, got "2": remove the quotes'),
+        ("  replicas: 2e0\n", "7:13: spec.replicas: expected an integer, got 2.0: write 2"),
+        ("  suspend: 'true'\n", '7:12: spec.suspend: expected true or false, got "true": remove the quotes'),
+        (
+            "  resources: {cpus: '1e-3'}\n",
+            '7:21: spec.resources.cpus: expected a number, got "1e-3": remove the quotes',
+        ),
         ("  suspend: yes\n", '7:12: spec.suspend: expected true or false, got "yes": write true'),
         ("  suspend: Off\n", '7:12: spec.suspend: expected true or false, got "Off": write false'),
         ("  env: {A: 1}\n", "7:12: spec.env.A: expected text, got 1: quote it"),

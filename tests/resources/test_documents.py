@@ -181,6 +181,27 @@ def test_fault_of_one_item_names_item() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("env: {A: '${{ item }}'}", "7", "expected text, got an integer: string() makes it text"),
+        ("env: {A: '${{ item }}'}", "true", "expected text, got a boolean: string() makes it text"),
+        ("replicas: '${{ item }}'", "'7'", "expected an integer, got text: int() makes it an integer"),
+        ("replicas: '${{ item }}'", "2.0", "expected an integer, got a number: int() makes it an integer"),
+        ("resources: {cpus: '${{ item }}'}", "'1e-3'", "expected a number, got text: float() makes it a number"),
+        ("suspend: '${{ item }}'", "'true'", 'expected true or false, got text: compare it, as in env.NAME == "true"'),
+        ("env: {A: '${{ item }}'}", "null", "expected text, got null"),
+        ("suspend: '${{ item }}'", "7", "expected true or false, got 7"),
+    ],
+)
+def test_value_of_expression_names_its_conversion(field: str, value: str, message: str) -> None:
+    template = (
+        f"{{kind: Model, metadata: {{name: 'm${{{{ index }}}}'}}, spec: {{backend: embedded, path: m, {field}}}}}"
+    )
+    found = faults(_generate(f"{{each: [{value}, {value}]}}", template))
+    assert [each.partition(" spec.")[2].partition(": ")[2] for each in found] == [f"{message} (each[0] and 1 more)"]
+
+
 def test_expressions_of_a_whole_rendering_are_bounded() -> None:
     big = "${{ range(19000) }}"
     spec = f"{{backend: vllm, path: m, engineArgs: {{a: '{big}', b: '{big}', c: '{big}'}}}}"

@@ -54,6 +54,8 @@ def _fault(text: str) -> ExpressionError:
         (r"'a\nb\'c'", "a\nb'c"),
         ("true", True),
         ("null", None),
+        ("1 == 1.0 and 1 != true and [0] != [false]", True),
+        ("true in [1] or 1 not in [1.0]", False),
         ("values.n", 3),
         ("values['max-len']", 4096),
         ("values.list[0]", 1),

@@ -318,6 +318,7 @@ def test_set_to_null_removes_field(null: str) -> None:
         ("spce.x=1", '--set:1:1: spce.x: a path begins with spec, metadata or values (did you mean "spec"?)'),
         ("spec..x=1", '--set:1:1: "spec..x" is not a path: unexpected "." at column 5'),
         ("spec.gatway.port=1", '--set:1:1: spec.gatway: unknown field (did you mean "gateway"?)'),
+        ("spec.env.A=1", "--set:1:12: spec.env.A: expected text, got 1: quote it inside the quotes of the shell"),
         ("spec.gateway.port=x", '--set:1:19: spec.gateway.port: expected an integer, got "x"'),
         ("spec.gateway.port.x=1", "--set:1:1: spec.gateway.port: expected an integer, got a map"),
         ("spec.models[7].path=x", "--set:1:1: spec.models[7].path: spec.models has no item [7]; it has 1"),

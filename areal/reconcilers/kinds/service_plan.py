@@ -34,6 +34,7 @@ from areal.resources.fields import ModelRef
 from areal.resources.kinds import served_name
 from areal.resources.specs import InferenceServiceSpec
 from areal.runtime.backends import LOCAL
+from areal.runtime.backends.base import LOOPBACK
 from areal.wire.routing import Snapshot
 
 if TYPE_CHECKING:
@@ -278,10 +279,9 @@ def _open_gateway(work: ServiceWork, router: Decision) -> None:
     """Keep, heal or start the gateway. A gateway that has to be replaced waits until the routes are complete."""
     view = work.view
     stays = router.run is not None and router.action in (Action.KEEP, Action.AWAIT, Action.KICK)
-    inputs = {"routerUrl": router.run.url} if stays and router.run is not None else {}
-    component, decision = work.decide_component(
-        "gateway", GATEWAY_FIELDS, {**inputs, **called_inputs(work.planning, work.spec)}
-    )
+    url = router.run.url if stays and router.run is not None else _declared_router(work)
+    inputs = {**({"routerUrl": url} if url else {}), **called_inputs(work.planning, work.spec)}
+    component, decision = work.decide_component("gateway", GATEWAY_FIELDS, inputs)
     if not stays and decision.action in (Action.AWAIT, Action.KICK):
         view.gateway_unseen = True  # its router has to start first: the next pass decides
     elif decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
@@ -296,6 +296,12 @@ def _open_gateway(work: ServiceWork, router: Decision) -> None:
         needs = (*work.recorded, *work.swept.get(component.target, ()))
         started = work.start(component, decision, needs, StartRun(view.router), view.router_ready)
         view.gateway_ready = started.ready
+
+
+def _declared_router(work: ServiceWork) -> str:
+    """Return the address at which the router will listen; "" if only its start decides it."""
+    port = work.spec.router.port if isinstance(work.spec, InferenceServiceSpec) else None
+    return base_url(LOOPBACK, port) if port is not None and work.scheduler == LOCAL else ""
 
 
 def _configure(work: ServiceWork) -> None:
