@@ -438,11 +438,13 @@ def top(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float,
         return show_live(cli, [processes, objects], _live_description(cli, None))
     while True:
         rows = _UsageMeter(cli, targets, sort_by, max(_SAMPLE_S, interval) if watch else _SAMPLE_S).read()
-        if watch and not cli.format.is_table:
+        if watch and cli.format.kind in ("json", "jsonl"):
             write(compact(rows))
         else:
-            if watch and fancy(sys.stdout):
+            if watch and cli.format.is_table and fancy(sys.stdout):
                 clear()
+            elif watch and cli.format.kind == "yaml":
+                write("---")
             emit_rows(cli, rows, _USAGE_COLUMNS, name="{owner} {process}".format_map, empty="no process runs")
         if not watch:
             return 0

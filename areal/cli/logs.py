@@ -15,7 +15,7 @@ import click
 
 from areal.cli.objects import complete, one_ref, stored, targets_argument
 from areal.cli.options import Decorator, Invocation, Seconds, gather
-from areal.cli.output import Column, clock, compact, emit_rows, field, write
+from areal.cli.output import Column, Row, clock, emit_next, emit_rows, field, write
 from areal.cli.remote import local_options
 from areal.errors import NotFound, UsageFault, did_you_mean
 from areal.numbers import iso
@@ -150,7 +150,8 @@ def print_lines(cli: Invocation, lines: Sequence[str], *, follow: bool = False) 
     if cli.format.is_table:
         write("\n".join(lines))
     elif follow:
-        write("\n".join(map(compact, rows)))
+        for row in rows:
+            emit_next(cli, row, name=row["line"])
     else:
         emit_rows(cli, rows, _COLUMNS[1:], name="{line}".format_map, empty="no lines")
     sys.stdout.flush()
@@ -222,8 +223,8 @@ class _Tail:
 
 
 class LinePrinter:
-    """Prints lines as text, with a prefix per process if there are several, or as documents. ``lines``: print each
-    document on its own line, because the output has no end."""
+    """Prints lines as text, with a prefix per process if there are several, or as documents. ``lines``: print
+    them one by one, because the output has no end."""
 
     def __init__(self, cli: Invocation, states: Sequence[RunState], *, lines: bool) -> None:
         self._cli = cli
@@ -235,14 +236,13 @@ class LinePrinter:
             self._label(state)
 
     def print(self, lines: Sequence[Line]) -> None:
-        kind = self._cli.format.kind
         if self._cli.format.is_table:
             write("\n".join(self.readable(line) for line in lines))
-        elif self._lines and kind != "name":
-            write("\n".join(compact(_row(line)) for line in lines))
+        elif self._lines:
+            for line in lines:
+                emit_next(self._cli, row := _row(line), name=_name(row))
         else:
-            rows = [_row(line) for line in lines]
-            emit_rows(self._cli, rows, _COLUMNS, name="{owner} {component}/{replica}".format_map, empty="no lines")
+            emit_rows(self._cli, [_row(line) for line in lines], _COLUMNS, name=_name, empty="no lines")
         sys.stdout.flush()
 
     def _label(self, state: RunState) -> str:
@@ -262,6 +262,10 @@ class LinePrinter:
             number = list(self._labels).index(line.process.spec.uid)
             prefix = style(prefix, fg=_COLOURS[number % len(_COLOURS)])
         return prefix + text
+
+
+def _name(row: Row) -> str:
+    return "{owner} {component}/{replica}".format_map(row)
 
 
 def _row(line: Line) -> dict[str, object]:

@@ -119,6 +119,17 @@ def dump(chosen: Format, document: Any) -> str:
     return evaluate(chosen.expression, document)
 
 
+def emit_next(cli: Invocation, document: Any, *, name: str) -> None:
+    """Print the next document of an output that has no end: a line of JSON, or the document in the format of -o."""
+    chosen = cli.format
+    if chosen.kind == "name":
+        write(text_of(name))
+    elif chosen.kind == "yaml":
+        write(f"---\n{dump(chosen, document)}")
+    else:
+        write(dump(chosen, document) if chosen.kind == "jsonpath" else compact(document))
+
+
 def compact(document: Any) -> str:
     import json
 
@@ -457,7 +468,7 @@ def print_rows(
         write(render_table(rows, columns, wide=cli.format.kind == "wide", header=header))
     else:
         for row in rows:
-            write(name(row) if cli.format.kind == "name" else compact(row))
+            emit_next(cli, row, name=name(row))
     sys.stdout.flush()
 
 
@@ -501,11 +512,11 @@ def show_status(
     answered: bool = False,
 ) -> Row:
     """Print a document. With ``watch``, prints it every ``interval`` seconds until Ctrl-C: on a terminal in place
-    (line by line, to avoid flicker), elsewhere one after the other, and in data formats as a line of JSON each."""
+    (line by line, to avoid flicker), elsewhere one after the other."""
     while watch:
         document = look()
         if not cli.format.is_table:
-            write(compact(camel(document) if answered else document))
+            emit_next(cli, camel(document) if answered else document, name=name(document))
         elif fancy(sys.stdout):
             lines = spelled(page(document)).splitlines()
             sys.stdout.write(_HOME + "".join(f"{line}{_LINE_END}\n" for line in lines) + _BELOW)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from areal.state.events import EventLog
+from areal.state.home import Home
 from areal.state.records import StoredObject
 from tests.e2e.conftest import Box, box  # noqa: F401 - a fixture
 
@@ -95,6 +97,28 @@ def test_watch_ends_with_its_reader_without_events(record: Callable[..., StoredO
     found = shell(f"timeout 30 {AREAL} {command} | head -1; exit ${{PIPESTATUS[0]}}")
 
     assert found.returncode == 141 and len(found.stdout.splitlines()) == 1, found.stderr
+
+
+@pytest.mark.parametrize("command", ["get inf -w", "inf status --watch --interval 1s", "events -w"])
+@pytest.mark.parametrize(
+    ("output", "begin"),
+    [
+        ("json", '{"'),
+        ("jsonl", '{"'),
+        ("yaml", "---"),
+        ("name", "inferenceservice/default"),
+        ("jsonpath={.status.phase}{.phase}{.reason}!", "Suspended!"),
+    ],
+)
+def test_each_document_of_a_watch_has_the_chosen_format(
+    record: Callable[..., StoredObject], home: Home, command: str, output: str, begin: str
+) -> None:
+    item = record("InferenceService", "default", {"suspend": True})
+    EventLog(home).record(item.ref, "Normal", "Suspended", "by hand", actor="tester")
+
+    found = shell(f"timeout 30 {AREAL} {command} -o '{output}' | head -1")
+
+    assert found.stdout.strip().lower().startswith(begin.lower()), found.stderr
 
 
 def test_failing_command_keeps_its_status_without_reader(tmp_path: Path) -> None:
