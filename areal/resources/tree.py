@@ -64,7 +64,8 @@ def merge(base: Any, patch: Any) -> Any:
 
 
 def merge_values(base: Any, over: Any) -> Any:
-    """Merge ``over`` over ``base``, both values of templates: maps merge, any other value replaces, as in Helm."""
+    """Merge ``over`` over ``base``, values of templates or configurations: maps merge, any other value replaces, as in
+    Helm."""
     if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
         return over
     return {**base, **{key: merge_values(base[key], value) if key in base else value for key, value in over.items()}}
@@ -332,15 +333,6 @@ def dotted(path: FieldPath) -> str:
 TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")
 
 
-def over(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
-    """Return ``above`` merged over ``below``, recursively for mappings."""
-    merged = dict(below)
-    for key, value in above.items():
-        before = merged.get(key)
-        merged[key] = over(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return merged
-
-
 def lifted(tree: dict[str, object], overridden: Iterable[FieldPath] = ()) -> dict[str, object]:
     """Move the keys that AReaL-lite nests below ``trainer.grpo`` (or another trainer) to the top level, where what
     overrides have set (``overridden``) is left as it is."""
@@ -350,7 +342,7 @@ def lifted(tree: dict[str, object], overridden: Iterable[FieldPath] = ()) -> dic
     nested = [part for name in TRAINERS if isinstance(part := trainer.get(name), dict)]
     found = {**tree, "trainer": {key: value for key, value in trainer.items() if key not in TRAINERS}}
     for part in nested:
-        found = over(found, part)
+        found = merge_values(found, part)
     for path in overridden:
         depth = 2 if path[0] == "trainer" and path[1:2] and path[1] in TRAINERS else 0
         if len(path) > depth and (value := get_path(tree, path)) is not ABSENT:

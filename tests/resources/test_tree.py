@@ -217,8 +217,6 @@ def test_merge_of_each_pair_of_shapes(base: Any, patch: Any, merged: Any) -> Non
 )
 def test_values_of_templates_merge_as_maps_alone(base: Any, over: Any, merged: Any) -> None:
     assert tree.merge_values(base, over) == merged
-    if all(not isinstance(value, list) for value in base.values()):
-        assert tree.over(base, over) == merged
 
 
 def test_leaves_are_scalars_plain_lists_and_empty_maps() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from areal.errors import FieldError, did_you_mean
-from areal.resources.tree import FieldPath, over
+from areal.resources.tree import FieldPath, merge_values
 from areal.wire.fields import BAD, Faults, Range, Reader, default_of, hints_of
 
 POSITIVE = Range(above=0)
@@ -86,7 +86,7 @@ def build(cls: type[T], values: Mapping[str, object], faults: Faults, path: Fiel
     before = len(faults.found)
     given: dict[str, Any] = {}
     preset = _preset(cls, values, faults, path)
-    for key, value in (over(preset, values) if preset else values).items():
+    for key, value in (merge_values(preset, values) if preset else values).items():
         if key == "preset" and preset is not None:
             continue
         if key not in hints:

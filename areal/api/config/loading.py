@@ -30,7 +30,16 @@ from areal.api.config.experiment import BaseExperimentConfig, PPOConfig
 from areal.api.config.fields import build
 from areal.errors import ArealError, InvalidManifest, NotFound, UsageFault, closest
 from areal.interrupt import STATUS, is_interrupt
-from areal.resources.tree import TRAINERS, BadOverride, FieldPath, apply_override, dotted, lifted, over, parse_override
+from areal.resources.tree import (
+    TRAINERS,
+    BadOverride,
+    FieldPath,
+    apply_override,
+    dotted,
+    lifted,
+    merge_values,
+    parse_override,
+)
 from areal.wire.fields import Faults, hints_of
 
 Mark = tuple[int, int]
@@ -318,7 +327,7 @@ def _merged(
                 _apply_override(tree, text, cls, set_by)
             except BadOverride as error:
                 refused.append(ConfigFault((), str(error), override=text))
-        whole = OmegaConf.create(over(_defaults(cls), tree))
+        whole = OmegaConf.create(merge_values(_defaults(cls), tree))
         found = {str(key): _resolved(whole, key, value, strict) for key, value in tree.items()}
     return lifted(found, set_by)
 

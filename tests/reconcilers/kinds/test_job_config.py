@@ -29,7 +29,7 @@ from areal.reconcilers.kinds.job_config import (
     require_runnable,
 )
 from areal.resources.job_spec import DRIVERS
-from areal.resources.tree import over
+from areal.resources.tree import merge_values
 from tests.reconcilers.kinds.test_job_service import recorded, with_brought
 
 # -- the driver and the configuration's file
@@ -100,7 +100,7 @@ def test_command_line_and_driver_read_same_config(
 ) -> None:
     config: dict[str, Any] = NAMED
     for key, nested, value in written:
-        config = over(config, tree_of(f"trainer.grpo.{key}" if nested else key, value))
+        config = merge_values(config, tree_of(f"trainer.grpo.{key}" if nested else key, value))
     overrides = [f"{'+trainer.grpo.' if nested else ''}{key}={value}" for key, nested, value in overridden]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         json.dump(config, file)
