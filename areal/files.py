@@ -17,7 +17,7 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
     from typing import Any
 
@@ -135,6 +135,21 @@ def still_named(fd: int, path: Path | str) -> bool:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+def lock_named(path: Path | str, opened: Callable[[], int], attempts: Iterable[object]) -> int | None:
+    """Open and lock a file that the holder of its lock may remove. Return its descriptor, or None if another process
+    holds the lock at each of ``attempts``, between which the iterable pauses. Raises OSError."""
+    for _ in attempts:
+        fd = opened()
+        try:
+            if try_lock(fd) and still_named(fd, path):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+    return None
 
 
 def stat_of(path: Path | str) -> os.stat_result | None:

@@ -21,13 +21,14 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
 from areal.dataclasses import asdict, dataclass
 from areal.errors import ArealError, NoCapacity, TimedOut
-from areal.files import parse_json, read_bytes, still_named, try_lock
+from areal.files import lock_named, parse_json, read_bytes, still_named, try_lock
 from areal.runtime import procfs
 from areal.runtime.backends.base import RunSpec
 
@@ -192,6 +193,14 @@ class LeaseHolder:
         return f"{self.owner} (home {self.scope}{run}, user id {self.user})"
 
 
+def _attempts(count: int = _PROBE_TRIES) -> Iterator[int]:
+    """Iterate ``count`` times, with pauses: by default for as long as a test of a lease may take."""
+    for attempt in range(count):
+        if attempt:
+            time.sleep(_PROBE_PAUSE_S)
+        yield attempt
+
+
 @dataclass
 class ResourceLease:
     """A held lock: closing ``fd`` in every process that has it gives the resource back."""
@@ -222,15 +231,9 @@ class LeaseDir:
 
     def try_acquire(self, name: str, *, owner: str, uid: str = "", tries: int = 1) -> ResourceLease | None:
         """Acquire ``name`` exclusively, or return None. Several ``tries`` outlast a test, which locks briefly."""
-        fd = self._open(name)
-        while not self._locked(name, fd):
-            tries -= 1
-            if tries <= 0:
-                os.close(fd)
-                return None
-            time.sleep(_PROBE_PAUSE_S)
-            os.close(fd)
-            fd = self._open(name)  # the file that was open may have been removed meanwhile
+        fd = lock_named(self._file(name), partial(self._open, name), _attempts(tries))
+        if fd is None:
+            return None
         lease = ResourceLease(name, fd)
         self.describe(lease, owner=owner, uid=uid)
         return lease
@@ -241,9 +244,7 @@ class LeaseDir:
         The first holder locks exclusively, writes its name, and downgrades, which the guard keeps two owners from.
         """
         with self._guard(name):
-            for attempt in range(_PROBE_TRIES):
-                if attempt:
-                    time.sleep(_PROBE_PAUSE_S)
+            for _ in _attempts():
                 fd = self._open(name)
                 lease = ResourceLease(name, fd, shared=True)
                 alone = self._locked(name, fd)
@@ -315,12 +316,7 @@ class LeaseDir:
         try:
             if name.startswith(_GPU):
                 return not try_lock(fd, shared=True)
-            for attempt in range(_PROBE_TRIES):
-                if attempt:
-                    time.sleep(_PROBE_PAUSE_S)
-                if try_lock(fd):
-                    return False
-            return True
+            return not any(try_lock(fd) for _ in _attempts())
         finally:
             os.close(fd)
 
@@ -351,15 +347,12 @@ class LeaseDir:
 
     @contextmanager
     def _guard(self, name: str) -> Iterator[None]:
-        fd = self._open(f"{name}.guard")
+        guard = f"{name}.guard"
+        tries = round(_GUARD_TIMEOUT_S / _PROBE_PAUSE_S)
+        fd = lock_named(self._file(guard), partial(self._open, guard), _attempts(tries))
+        if fd is None:
+            raise TimedOut(f"{self._file(guard)} stayed locked for {_GUARD_TIMEOUT_S:g} s")
         try:
-            deadline = time.monotonic() + _GUARD_TIMEOUT_S
-            while not self._locked(f"{name}.guard", fd):
-                if time.monotonic() > deadline:
-                    raise TimedOut(f"{self._file(name)}.guard stayed locked for {_GUARD_TIMEOUT_S:g} s")
-                time.sleep(0.005)
-                os.close(fd)
-                fd = self._open(f"{name}.guard")
             yield
         finally:
             os.close(fd)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from areal.dataclasses import asdict, dataclass
 from areal.errors import Locked
-from areal.files import parse_json, still_named, try_lock, write_all
+from areal.files import lock_named, parse_json, try_lock, write_all
 from areal.resources.kinds import Ref, check_name
 from areal.state.files import explain
 from areal.state.home import Home
@@ -40,21 +40,18 @@ def acquire(path: Path, timeout_s: float, pause: Callable[[float], object] = tim
     """Open ``path`` for appending, created if necessary, and lock it. Return the descriptor, or None if another process
     holds the lock for longer than ``timeout_s``. ``pause`` is called between attempts with the seconds to wait. Raises
     OSError."""
-    deadline = time.monotonic() + timeout_s
-    wait, longest = _POLL_S
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            if try_lock(fd) and still_named(fd, path):
-                return fd
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-        if time.monotonic() >= deadline:
-            return None
-        pause(wait)
-        wait = min(wait * 2, longest)
+
+    def attempts() -> Iterator[None]:
+        deadline = time.monotonic() + timeout_s
+        wait, longest = _POLL_S
+        yield
+        while time.monotonic() < deadline:
+            pause(wait)
+            wait = min(wait * 2, longest)
+            yield
+
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    return lock_named(path, lambda: os.open(path, flags, 0o600), attempts())
 
 
 def flock_owner(path: Path) -> int:
