@@ -1,4 +1,5 @@
-"""One form for each kind of number that people read, in the terminal and on the page (``ui/static/numbers.js``).
+"""One form for each kind of number that people read, in the terminal and on the page (``ui/static/numbers.js``);
+the bytes of a quantity in a manifest.
 
 | kind | form |
 |---|---|
@@ -14,8 +15,12 @@ JSON has the numbers themselves.
 from __future__ import annotations
 
 import math
+import re
 import time
 
+QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
+"""A number of bytes in a manifest, such as ``64Gi``."""
+_FACTORS = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _DIGITS = 4
 _WHOLE = 1e15  # integers below it are exact, and have all their digits
 
@@ -85,3 +90,11 @@ def size(count: float | None) -> str:
         value /= 1024
         units.pop()
     return f"{plain(rounded(value, 3)) if value < 100 else math.floor(value + 0.5)}{units[-1]}"
+
+
+def quantity_bytes(quantity: str) -> float:
+    """Return the bytes of a ``QUANTITY``. Raises ValueError for another text."""
+    match = QUANTITY.fullmatch(quantity)
+    if match is None:
+        raise ValueError(f"{quantity!r} is not a size")
+    return float(match[1]) * _FACTORS.get(match[2], 1)

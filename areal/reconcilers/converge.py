@@ -41,7 +41,7 @@ from areal.reconcilers.prepare import CommandContext, Prepared
 from areal.reconcilers.status import BACKGROUND, held_back
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends import LOCAL
-from areal.runtime.backends.base import ENDED, Phase, RestartPolicy, RunControl, RunSpec, RunState
+from areal.runtime.backends.base import ENDED, Phase, RestartPolicy, RunControl, RunSpec, RunState, reserved
 from areal.state.events import EventLog
 from areal.state.journal import Operation, Transaction, orphans
 from areal.state.locks import HOUSEKEEPING, lock_objects
@@ -137,8 +137,6 @@ def _only_records(prepared: Prepared) -> bool:
 def _check_start(command: CommandContext, prepared: Prepared) -> None:
     """Check the files of the objects that will start, and that each cluster can place their processes. Raises
     ArealError."""
-    from areal.runtime.backends.cluster import reserved  # with all that a cluster needs
-
     spawned = [op for op in prepared.plan.ops if op.verb is Verb.SPAWN]
     planned = {target.ref: target.object for target in prepared.scope.all}
     refs = {op.ref for op in spawned}

@@ -13,6 +13,7 @@ from typing import Any
 
 from areal.dataclasses import dataclass, replace
 from areal.errors import Conflict, FieldName, InvalidManifest, Wording
+from areal.numbers import quantity_bytes
 from areal.reconcilers.plan import FieldChange
 from areal.resources.backend import inference_part
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass, changes, get_path, merge, path_text
@@ -157,9 +158,7 @@ def in_full(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     full: dict[str, Any] = effective(kind, spec).model_dump(by_alias=True, mode="json")
     resources = full.get("resources") or {}
     if resources.get("memory"):
-        from areal.runtime.backends.cluster import size_bytes
-
-        resources["memory"] = size_bytes(resources["memory"])
+        resources["memory"] = quantity_bytes(resources["memory"])
     for field, names in (("toolCallParser", TOOL_CALL_PARSERS), ("reasoningParser", REASONING_PARSERS)):
         if full.get(field):
             full[field] = names.resolve(full[field])

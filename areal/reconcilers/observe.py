@@ -19,7 +19,7 @@ from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError
 from areal.numbers import iso
 from areal.runtime import procfs
-from areal.runtime.backends.base import LIVE, NODE_HOST, Capacity, Phase, RunControl, RunSpec, RunState
+from areal.runtime.backends.base import LIVE, MAY_LIVE, NODE_HOST, Capacity, Phase, RunControl, RunSpec, RunState
 from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeRequest, ProbeResponse, halted_note, http_get_all
 from areal.runtime.shim import NO_FOLDER
 from areal.state.home import read_key
@@ -82,7 +82,7 @@ class ObservedRun:
     @property
     def may_live(self) -> bool:
         """Whether the run is alive, or cannot be seen."""
-        return self.is_live or self.state.phase is Phase.UNKNOWN
+        return self.state.phase in MAY_LIVE
 
     @property
     def leaves_session(self) -> bool:

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from areal.dataclasses import dataclass
 from areal.errors import ArealError
+from areal.numbers import QUANTITY
 from areal.resources.kinds import MAX_NAME_LENGTH, NAME_PATTERN, name_problem, parse_ref, ref_pattern
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass
 
@@ -135,17 +136,14 @@ def checked(kind: str, problem: Callable[[str], str | None]) -> AfterValidator:
     return AfterValidator(check)
 
 
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
-
-
 def _quantity_problem(size: str) -> str | None:
-    return None if _QUANTITY.fullmatch(size) else f'must be a size like "64Gi" or "500M", got "{size}"'
+    return None if QUANTITY.fullmatch(size) else f'must be a size like "64Gi" or "500M", got "{size}"'
 
 
 NAME_SCHEMA: Schema = {**text(NAME_PATTERN), "maxLength": MAX_NAME_LENGTH}
 Name: TypeAlias = Annotated[str, checked("areal_name", name_problem), WithJsonSchema(NAME_SCHEMA)]
 Quantity: TypeAlias = Annotated[
-    str, checked("areal_quantity", _quantity_problem), WithJsonSchema(text(_QUANTITY.pattern)), Unit("bytes")
+    str, checked("areal_quantity", _quantity_problem), WithJsonSchema(text(QUANTITY.pattern)), Unit("bytes")
 ]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -375,3 +375,37 @@ def read_stage(folder: str) -> base.Stage | None:
         if isinstance(record.get("stage"), str):
             return base.Stage(record["stage"], done, total, str(record.get(FAILING, "")))
     return None
+
+
+def record_problems(
+    store: RunStore, states: Iterable[base.RunState], unstarted: Callable[[base.RunState], str]
+) -> Iterator[base.Problem]:
+    """Yield the problems that the records of runs show, and the folders that killed commands have left. ``unstarted``
+    says why a run that is only intended will not start; "" if it may."""
+    for state in states:
+        uid, run = state.spec.uid, f"run {state.spec.uid} of {state.spec.owner}"
+        if state.phase is base.Phase.DEAD:
+            yield base.Problem(base.ProblemKind.DEAD_RECORD, uid, f"{run}: {state.reason}")
+        elif state.phase is base.Phase.INTENDED and (why := unstarted(state)):
+            yield base.Problem(base.ProblemKind.NEVER_STARTED, uid, f"{run} {why}")
+        elif state.damage:
+            yield base.Problem(base.ProblemKind.DAMAGED_RECORD, uid, f"{run} lives, and {state.damage}")
+        elif state.phase is base.Phase.UNKNOWN:
+            yield base.Problem(base.ProblemKind.UNREADABLE, uid, f"run {uid}: {state.reason}", repairable=False)
+    for path in store.leftovers():
+        yield base.Problem(base.ProblemKind.LEFTOVER, path, f"{path} was left by a command that was killed")
+
+
+def repair_record(backend: base.RunControl, problem: base.Problem) -> str:
+    """Repair a problem that a backend's own operations solve. Return a sentence about it. Raises ArealError."""
+    subject = problem.subject
+    if not problem.repairable:
+        raise ArealError(f"{subject}: {problem.message}: this needs a person")
+    if problem.trouble in (base.ProblemKind.ORPHANS, base.ProblemKind.DEAD_RECORD):
+        swept = backend.stop(subject).swept_pids
+        return f"stopped run {subject}, killed {len(swept)} processes"
+    if problem.trouble is base.ProblemKind.NEVER_STARTED:
+        backend.forget(subject)
+        return f"forgot run {subject}, which had not started"
+    _remove_tree(subject)
+    return f"removed {subject}"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from areal.cli.options import FORMATS, Format, parse_format, parse_seconds
 from areal.cli.output import Column, camel, cell_width, field, folded, render_table, text_of, to_yaml
 from areal.errors import UsageFault
-from areal.numbers import age, iso, size
+from areal.numbers import age, iso, quantity_bytes, size
 from areal.resources.render import RenderRequest, render
 from areal.terminal import fancy, spelled
 
@@ -232,6 +232,19 @@ def test_age_has_at_most_two_units(seconds: float | None, text: str) -> None:
 )
 def test_size_uses_powers_of_1024(count: int | None, text: str) -> None:
     assert size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("quantity", "count"), [("64Gi", 64 * 2**30), ("500M", 500_000_000), ("1.5k", 1500), ("1.5M", 1.5e6), ("12", 12)]
+)
+def test_quantity_of_manifest_is_bytes(quantity: str, count: float) -> None:
+    assert quantity_bytes(quantity) == count
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "1.", "1.2.3", "-1", "64 Gi", "64gi"])
+def test_quantity_of_other_form_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        quantity_bytes(text)
 
 
 def test_answer_keys_are_camel_case_and_data_is_kept() -> None:

@@ -13,7 +13,7 @@ import pytest
 from areal.errors import Conflict
 from areal.reconcilers.home_view import process_row
 from areal.runtime.backends.base import Backend, Cause, Job, Phase, ProblemKind, RunState
-from areal.runtime.backends.cluster import ClusterBackend, size_bytes
+from areal.runtime.backends.cluster import ClusterBackend
 
 from .remote_backend import SETTINGS_VARIABLE, RemoteBackend
 from .support import processes_under, run_spec, until, until_phase
@@ -47,13 +47,6 @@ def set_cluster(tmp_path: Path, **settings: object) -> None:
     new = tmp_path / "cluster.new"
     new.write_text(json.dumps(settings))
     new.rename(tmp_path / "cluster.json")
-
-
-@pytest.mark.parametrize(
-    ("size", "found"), [("64Gi", 64 * 2**30), ("500M", 500_000_000), ("1.5k", 1500), ("1.5M", 1.5e6), ("12", 12)]
-)
-def test_sizes(size: str, found: float) -> None:
-    assert size_bytes(size) == found
 
 
 @pytest.mark.parametrize(

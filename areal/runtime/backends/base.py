@@ -27,6 +27,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from areal.dataclasses import dataclass, field
+from areal.numbers import quantity_bytes
 
 LOOPBACK = "127.0.0.1"
 NODE_HOST = "node.areal.invalid"
@@ -54,6 +55,7 @@ class Phase(StrEnum):
 
 
 LIVE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.BACKOFF})
+MAY_LIVE = LIVE | {Phase.UNKNOWN}
 ENDED = frozenset({Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP})
 
 
@@ -119,6 +121,16 @@ class RunSpec:
     on_end: tuple[str, ...] = ()  # a command, started once the component has ended for good by itself
     log_max_bytes: int = 100 << 20  # of one file; the shim rotates
     log_files: int = 5
+
+
+def reserved(component: str, spec: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the CPU cores and bytes of memory that a run for the owner's ``spec`` reserves on each of its nodes; 0
+    where the manifest does not say. A manifest states the needs of a computing process; others are small."""
+    if component not in ("engine", "driver"):
+        return 0, 0
+    resources = spec.get("resources") or {}
+    processes = resources.get("processesPerNode") or 1
+    return processes * (resources.get("cpus") or 0), processes * quantity_bytes(resources.get("memory") or "0")
 
 
 STOPPED_DEAD = "stopped after its supervisor had died"  # the reason of such a run, whose end is unknown

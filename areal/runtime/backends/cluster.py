@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import os
 import random
-import re
-import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from areal.errors import ArealError, Conflict, NotFound
 from areal.runtime import records
 from areal.runtime.backends.base import (
     LIVE,
+    MAY_LIVE,
     NODE_HOST,
     Backend,
     Job,
@@ -42,32 +40,11 @@ from areal.runtime.backends.base import (
 from areal.runtime.causes import run_log_paths
 from areal.runtime.leases import FIRST_PORT, LAST_PORT
 from areal.runtime.observation import observe_job
-from areal.runtime.runs import RunStore
+from areal.runtime.runs import RunStore, record_problems, repair_record
 
 _PORTS = range(FIRST_PORT, LAST_PORT + 1)
 _SUBMITTING_S = 60.0  # a younger intent may be about to be submitted
 _KNOWN_S = 1.0  # a command asks a scheduler at most once in this time
-
-_SIZE = re.compile(r"([0-9.]+)(Ki|Mi|Gi|Ti|k|M|G|T)?")
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-
-
-def reserved(component: str, spec: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the CPU cores and bytes of memory that a run for the owner's ``spec`` reserves on each of its nodes; 0
-    where the manifest does not say. A manifest states the needs of a computing process; others are small."""
-    if component not in ("engine", "driver"):
-        return 0, 0
-    resources = spec.get("resources") or {}
-    processes = resources.get("processesPerNode") or 1
-    return processes * (resources.get("cpus") or 0), processes * size_bytes(resources.get("memory") or "0")
-
-
-def size_bytes(size: str) -> float:
-    """Return the bytes of a quantity such as ``64Gi``. Raises ValueError."""
-    match = _SIZE.fullmatch(size)
-    if match is None:
-        raise ValueError(f"{size!r} is not a size")
-    return float(match[1]) * _UNITS[match[2] or ""]
 
 
 class ClusterBackend(Backend, ABC):
@@ -94,7 +71,7 @@ class ClusterBackend(Backend, ABC):
         """Choose ports that no run of this home has. Whether they are free on the node is checked there."""
         with self._claiming:
             if self._taken is None:
-                live = [state.spec for state in self.observe().values() if state.phase in {*LIVE, Phase.UNKNOWN}]
+                live = [state.spec for state in self.observe().values() if state.phase in MAY_LIVE]
                 self._taken = frozenset(port for spec in live for port in (*spec.ports, *spec.shared_ports))
             taken = self._taken | self._claimed
             ports = list(dict.fromkeys(port for port in prefer if port not in taken))[:count]
@@ -232,44 +209,23 @@ class ClusterBackend(Backend, ABC):
     def inspect(self) -> tuple[Problem, ...]:
         states = self.observe()
         jobs = self._known_jobs(list(states))
-        problems = [problem for state in states.values() for problem in self._judge(state)]
+        problems = list(record_problems(self.store, states.values(), _unsubmitted))
         for uid, job in sorted(jobs.items()) if isinstance(jobs, Mapping) else ():
             if uid not in states and job.state in (JobState.QUEUED, JobState.RUNNING):
                 where = f" on {job.node}" if job.node else ""
                 message = f"job {job.job_id} of run {uid} is {job.state}{where}, and the run has no record"
                 problems.append(Problem(ProblemKind.STRAY_PROCESS, uid, message))
-        for path in self.store.leftovers():
-            problems.append(Problem(ProblemKind.LEFTOVER, path, f"{path} was left by a command that was killed"))
         return tuple(problems)
 
-    def _judge(self, state: RunState) -> list[Problem]:
-        uid, run = state.spec.uid, f"run {state.spec.uid} of {state.spec.owner}"
-        if state.phase is Phase.DEAD:
-            return [Problem(ProblemKind.DEAD_RECORD, uid, f"{run}: {state.reason}")]
-        if state.phase is Phase.INTENDED and time.time() - (state.queued_at or 0.0) > _SUBMITTING_S:
-            return [Problem(ProblemKind.NEVER_STARTED, uid, f"{run} was planned and not submitted")]
-        if state.phase is Phase.UNKNOWN:
-            return [Problem(ProblemKind.UNREADABLE, uid, f"run {uid}: {state.reason}", repairable=False)]
-        return []
-
     def repair(self, problem: Problem) -> str:
-        if not problem.repairable:
-            raise ArealError(f"{problem.subject}: {problem.message}: this needs a person")
-        if problem.trouble is ProblemKind.STRAY_PROCESS:
-            job = self.jobs([problem.subject]).get(problem.subject)
-            if job is not None:
-                spec = RunSpec(problem.subject, "", "", 0, ())
-                self.end_job(problem.subject, RunState(spec, Phase.RUNNING, job_id=job.job_id), 0.0)
-                self._forget_jobs()
-            return f"cancelled the job of run {problem.subject}"
-        if problem.trouble is ProblemKind.DEAD_RECORD:
-            self.stop(problem.subject)
-            return f"stopped run {problem.subject}"
-        if problem.trouble is ProblemKind.NEVER_STARTED:
-            self.forget(problem.subject)
-            return f"forgot run {problem.subject}, which had not started"
-        shutil.rmtree(problem.subject, ignore_errors=True)
-        return f"removed {problem.subject}"
+        if problem.trouble is not ProblemKind.STRAY_PROCESS:
+            return repair_record(self, problem)
+        job = self.jobs([problem.subject]).get(problem.subject)
+        if job is not None:
+            spec = RunSpec(problem.subject, "", "", 0, ())
+            self.end_job(problem.subject, RunState(spec, Phase.RUNNING, job_id=job.job_id), 0.0)
+            self._forget_jobs()
+        return f"cancelled the job of run {problem.subject}"
 
     @abstractmethod
     def submit(self, spec: RunSpec, folder: str) -> Job | None:
@@ -289,3 +245,8 @@ class ClusterBackend(Backend, ABC):
     def end_job(self, uid: str, state: RunState, grace_s: float) -> None:
         """Send SIGTERM to the job's shims, and kill the job if they take longer than ``grace_s``. A queued job is
         cancelled. Returns once the scheduler reports that the job is gone. Raises TimedOut, ArealError."""
+
+
+def _unsubmitted(state: RunState) -> str:
+    is_old = time.time() - (state.queued_at or 0.0) > _SUBMITTING_S
+    return "was planned and not submitted" if is_old else ""

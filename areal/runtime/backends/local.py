@@ -17,11 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from areal.errors import ArealError, Conflict, NotFound
+from areal.errors import Conflict, NotFound
 from areal.runtime import procfs
 from areal.runtime.backends.base import (
-    LIVE,
     LOOPBACK,
+    MAY_LIVE,
     Capacity,
     Phase,
     Problem,
@@ -34,7 +34,7 @@ from areal.runtime.backends.base import (
 from areal.runtime.identity import Liveness, liveness
 from areal.runtime.observation import find_shim, observe_run, repair_run
 from areal.runtime.procfs import RUN_DIR_VARIABLE
-from areal.runtime.runs import RunStore, check_uid
+from areal.runtime.runs import RunStore, check_uid, record_problems, repair_record
 
 if TYPE_CHECKING:
     import subprocess
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from areal.runtime.gpus import GpuListing
     from areal.runtime.leases import Claims, LeaseDir
 
-_MAY_LIVE = LIVE | {Phase.UNKNOWN}
 _STRAY_GRACE_S = 10.0
 _ENDING_S = 5.0
 
@@ -57,11 +56,10 @@ def find_problems(store: RunStore, leases: LeaseDir, states: Mapping[str, RunSta
     for folder, pids in sorted(by_folder.items()):
         problems += _judge_processes(folder, pids, states)
     named = {pid for problem in problems for pid in problem.pids}  # which hold their leases until they end
-    for state in states.values():
-        problems += _judge_record(store, state)
+    problems += record_problems(
+        store, states.values(), lambda state: "" if store.is_held(state.spec.uid) else "was planned and not started"
+    )
     problems += [problem for problem in _judge_leases(leases, states) if not named.issuperset(problem.pids or (0,))]
-    for path in store.leftovers():
-        problems.append(Problem(ProblemKind.LEFTOVER, path, f"{path} was left by a command that was killed"))
     return tuple(problems)
 
 
@@ -71,22 +69,9 @@ def _judge_processes(folder: str, pids: list[int], states: Mapping[str, RunState
     state = states.get(uid)
     if state is None:
         return [Problem(ProblemKind.STRAY_PROCESS, uid, f"run {uid} has no record and lives: {named}", tuple(pids))]
-    if state.phase in _MAY_LIVE or state.phase is Phase.INTENDED:
+    if state.phase in MAY_LIVE or state.phase is Phase.INTENDED:
         return []
     return [Problem(ProblemKind.ORPHANS, uid, f"run {uid} is {state.phase} and left processes: {named}", tuple(pids))]
-
-
-def _judge_record(store: RunStore, state: RunState) -> list[Problem]:
-    uid = state.spec.uid
-    if state.phase is Phase.DEAD:
-        return [Problem(ProblemKind.DEAD_RECORD, uid, f"run {uid} of {state.spec.owner}: {state.reason}")]
-    if state.phase is Phase.INTENDED and not store.is_held(uid):
-        return [Problem(ProblemKind.NEVER_STARTED, uid, f"run {uid} of {state.spec.owner} was planned and not started")]
-    if state.damage:
-        return [Problem(ProblemKind.DAMAGED_RECORD, uid, f"run {uid} of {state.spec.owner} lives, and {state.damage}")]
-    if state.phase is Phase.UNKNOWN:
-        return [Problem(ProblemKind.UNREADABLE, uid, f"run {uid}: {state.reason}", repairable=False)]
-    return []
 
 
 def _judge_leases(leases: LeaseDir, states: Mapping[str, RunState]) -> list[Problem]:
@@ -99,7 +84,7 @@ def _judge_leases(leases: LeaseDir, states: Mapping[str, RunState]) -> list[Prob
         state = states.get(holder.uid)
         if _is_port_shared(name, holder.owner, states):
             continue  # the file names the first of its holders, which may have ended since
-        if (state is None or state.phase not in _MAY_LIVE) and leases.is_held(name):
+        if (state is None or state.phase not in MAY_LIVE) and leases.is_held(name):
             pids = tuple(leases.holding_pids(name))
             who = ", ".join(f"{pid} ({procfs.command_line(pid)[:80]})" for pid in pids) or "a process out of sight"
             message = f"{name} is held for run {holder.uid}, which does not live, by {who}"
@@ -111,7 +96,7 @@ def _is_port_shared(name: str, owner: str, states: Mapping[str, RunState]) -> bo
     from areal.runtime.leases import port_lease
 
     return any(
-        state.phase in _MAY_LIVE
+        state.phase in MAY_LIVE
         and state.spec.owner == owner
         and name in (port_lease(port) for port in state.spec.shared_ports)
         for state in states.values()
@@ -319,23 +304,12 @@ class LocalBackend:
         return find_problems(self.store, self.leases, self.observe())
 
     def repair(self, problem: Problem) -> str:
-        if not problem.repairable:
-            raise ArealError(f"{problem.subject}: {problem.message}: this needs a person")
         if problem.trouble is ProblemKind.STRAY_PROCESS:
             return end_stray(os.path.join(self.store.root, problem.subject))
-        if problem.trouble in (ProblemKind.ORPHANS, ProblemKind.DEAD_RECORD):
-            swept = self.stop(problem.subject).swept_pids
-            return f"stopped run {problem.subject}, killed {len(swept)} processes"
-        if problem.trouble is ProblemKind.NEVER_STARTED:
-            self.forget(problem.subject)
-            return f"forgot run {problem.subject}, which had not started"
         if problem.trouble is ProblemKind.DAMAGED_RECORD:
             repair_run(self.store, problem.subject)
             return f"wrote the record of run {problem.subject} again"
-        import shutil
-
-        shutil.rmtree(problem.subject, ignore_errors=True)
-        return f"removed {problem.subject}"
+        return repair_record(self, problem)
 
     def _reap(self) -> None:
         """Collect ended shims, which are zombies of this process if it lives long."""

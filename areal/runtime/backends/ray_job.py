@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 from areal.dataclasses import dataclass, replace
 from areal.errors import InvalidManifest
 from areal.installation import DISTRIBUTION
-from areal.runtime.backends.base import Cause, Job, JobState, RunSpec
-from areal.runtime.backends.cluster import reserved
+from areal.runtime.backends.base import Cause, Job, JobState, RunSpec, reserved
 
 if TYPE_CHECKING:
     from areal.resources.scheduling import Ray

@@ -15,8 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from areal.dataclasses import dataclass
-from areal.runtime.backends.base import FIRST_NODE_VARIABLE, Cause, Job, JobState, RunSpec
-from areal.runtime.backends.cluster import reserved
+from areal.runtime.backends.base import FIRST_NODE_VARIABLE, Cause, Job, JobState, RunSpec, reserved
 
 if TYPE_CHECKING:
     from areal.resources.scheduling import Slurm
