@@ -78,6 +78,21 @@ def read_bytes(path: str) -> bytes:
         os.close(fd)
 
 
+def end_of_file(path: Path | str, most_bytes: int) -> tuple[bytes, bool]:
+    """Return the last ``most_bytes`` of a file, and whether they are all of it. Raises OSError."""
+    with open(path, "rb") as file:
+        start = max(0, os.fstat(file.fileno()).st_size - most_bytes)
+        file.seek(start)
+        return file.read(), start == 0
+
+
+def last_lines(path: Path | str, most_bytes: int) -> tuple[list[bytes], bool]:
+    """Return the lines in the last ``most_bytes`` of a file, without the first if it may be cut, and whether they are
+    all lines. Raises OSError."""
+    data, is_all = end_of_file(path, most_bytes)
+    return data.splitlines()[0 if is_all else 1 :], is_all
+
+
 def write_all(fd: int, content: bytes) -> None:
     """Call ``os.write`` until everything is written: on a nearly full disk it writes a part. Raises OSError."""
     view = memoryview(content)

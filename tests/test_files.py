@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.files import parse_json, replace_file
+from areal.files import last_lines, lock_named, parse_json, replace_file, still_named
 from areal.runtime import records
 
 
@@ -62,3 +62,40 @@ def test_run_record_is_written_without_folder_sync(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "fsync", only_files)
     records.write_json(str(tmp_path), "id.json", {"pid": 1})
     assert records.read_object(str(tmp_path), "id.json") == {"pid": 1}
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "lines", "is_all"),
+    [(100, [b"one", b"two", b"three"], True), (13, [b"one", b"two", b"three"], True), (12, [b"two", b"three"], False)],
+)
+def test_last_lines_begin_in_the_last_bytes(tmp_path: Path, most_bytes: int, lines: list[bytes], is_all: bool) -> None:
+    (tmp_path / "log").write_bytes(b"one\ntwo\nthree")
+    assert last_lines(tmp_path / "log", most_bytes) == (lines, is_all)
+
+
+def test_file_that_another_process_holds_is_not_locked(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+
+    def opened() -> int:
+        return os.open(path, os.O_RDWR)
+
+    held = lock_named(path, opened, range(1))
+    assert held is not None and lock_named(path, opened, range(3)) is None
+    os.close(held)
+
+
+def test_file_that_was_removed_before_it_was_locked_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    opens: list[int] = []
+
+    def opened() -> int:
+        opens.append(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        if len(opens) == 1:
+            path.unlink()
+        return opens[-1]
+
+    held = lock_named(path, opened, range(2))
+    assert held == opens[1] and still_named(held, path)
+    os.close(held)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 
+from areal.files import end_of_file
 from areal.runtime import records
 from areal.runtime.shim.log import MARK
 
@@ -90,7 +92,9 @@ def starts(paths: Sequence[str]) -> list[list[str]]:
     parts: list[bytes] = []
     room = _EXAMINED_BYTES
     for path in reversed(paths):
-        data = _end_of_file(path, room)
+        data = b""
+        with suppress(FileNotFoundError):  # rotated away meanwhile
+            data, _ = end_of_file(path, room)
         parts.insert(0, data)
         room -= len(data)
         if room <= 0:
@@ -100,15 +104,6 @@ def starts(paths: Sequence[str]) -> list[list[str]]:
             groups.append([])
         groups[-1].append(line)
     return groups
-
-
-def _end_of_file(path: str, size: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-            return file.read(size)
-    except FileNotFoundError:
-        return b""  # rotated away meanwhile
 
 
 def _rest_of_message(line: str, after: Sequence[str]) -> list[str]:

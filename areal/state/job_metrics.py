@@ -7,12 +7,11 @@ lines, of the trainer and of its driver: their numbers are merged. A torn line o
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from areal.files import parse_json
+from areal.files import last_lines, parse_json
 from areal.state.job_curves import read_curves, step_number
 
 _TAIL_BYTES = 64 << 10  # some twenty lines
@@ -26,10 +25,7 @@ def steps_of(path: Path) -> list[dict[str, float]]:
 def last_steps(path: Path, most_bytes: int) -> list[dict[str, Any]]:
     """Return the numbers of the steps in the last ``most_bytes`` of the file, in order."""
     try:
-        with path.open("rb") as stream:
-            start = max(0, stream.seek(0, os.SEEK_END) - most_bytes)
-            stream.seek(start)
-            lines = stream.read().splitlines()[1 if start else 0 :]
+        lines, _ = last_lines(path, most_bytes)
     except FileNotFoundError:
         return []
     by_step: dict[int, dict[str, Any]] = {}
@@ -43,15 +39,9 @@ def newest_step(path: Path) -> dict[str, Any]:
     """Return the step that was written last: after a resume not the highest that the job ever took. Empty before the
     first."""
     try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - _TAIL_BYTES))
-            tail = stream.read()
+        lines, _ = last_lines(path, _TAIL_BYTES)
     except OSError:  # `areal train metrics` says why
         return {}
-    lines = tail.splitlines()
-    if size > _TAIL_BYTES:
-        del lines[0]  # its beginning is not in the tail
     whole = _whole(reversed(lines))
     newest = next(whole, {})
     for line in whole:

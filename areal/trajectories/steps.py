@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from areal.dataclasses import dataclass
 from areal.errors import ArealError, NotFound
-from areal.files import parse_json
+from areal.files import last_lines, parse_json
 from areal.trajectories.record import Episode, Interaction, read_episode
 from areal.trajectories.view import HINT, TokenDecoder, text_of_messages, tokens_hint
 
@@ -207,14 +207,11 @@ class FailedRollout(NamedTuple):
 def read_failures(folder: Path, first: float = -math.inf, last: float = math.inf) -> tuple[list[FailedRollout], bool]:
     """Return the failed rollouts between two times, newest first, and whether older ones were left unread."""
     try:
-        with (folder / _FAILURES).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _FAILURES_BYTES))
-            lines = file.read().splitlines()[size > _FAILURES_BYTES :]
+        lines, is_all = last_lines(folder / _FAILURES, _FAILURES_BYTES)
     except FileNotFoundError:
         return [], False
     failures = [each for each in map(_failure, reversed(lines)) if each is not None]
-    is_cut = size > _FAILURES_BYTES and (not failures or failures[-1].at > first)
+    is_cut = not is_all and (not failures or failures[-1].at > first)
     return [each for each in failures if first < each.at <= last], is_cut
 
 
