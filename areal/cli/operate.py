@@ -31,6 +31,7 @@ from areal.terminal import ESCAPE, fancy, outlive_readers, safe
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import Context, Outcome, Progress
+    from areal.reconcilers.converge import Approve
     from areal.reconcilers.plan import Plan
 
 P = ParamSpec("P")
@@ -213,7 +214,7 @@ def confirmed(cli: Invocation, question: str) -> bool:
     return cli.yes or (interactive() and click.confirm(question, err=True))
 
 
-def approver(cli: Invocation, command: str) -> Callable[[Plan], bool]:
+def approver(cli: Invocation, command: str) -> Approve:
     """Return a function that approves plans. It asks only about destructive plans, and not with --yes. Without a
     terminal to ask on, it raises UsageFault."""
 
@@ -382,7 +383,7 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
     return interrupt.STATUS
 
 
-def _ask_once(approve: Callable[[Plan], bool]) -> Callable[[Plan], bool]:
+def _ask_once(approve: Approve) -> Approve:
     """Wrap ``approve`` for a command that plans repeatedly: a declined plan is not asked about again, and if there is
     no terminal to ask on, the error says how to continue."""
     declined: set[str] = set()

@@ -110,7 +110,7 @@ def converge(
                     break
                 todo = [op.to_text() for op in following.plan.ops]
                 if not passes_left or todo == [op.to_text() for op in planned.plan.ops]:
-                    stuck = {op.ref: f"{op.target}: {op.cause}" for op in reversed(following.plan.ops)}
+                    stuck = following.plan.first_ops
                     notes.append(
                         f"still to be done: {following.plan.ops[0].to_words()}; areal diff --drift shows it all"
                     )

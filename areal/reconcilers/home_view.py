@@ -131,7 +131,7 @@ class HomeView:
         ended = set()
         for item in self.objects:
             controller = controller_of(item.kind)
-            if controller.runs_to_completion and controller.completion(item.spec, self._observed(item)).ended:
+            if controller.runs_to_completion and controller.completion(item.spec, self._observed(item.ref)).ended:
                 ended.add(str(item.ref))
         while more := {str(item.ref) for item in self.objects if item.owner in ended} - ended:
             ended |= more
@@ -140,18 +140,18 @@ class HomeView:
     def job_status(self, job: StoredObject) -> JobStatus:
         from areal.reconcilers.kinds.job_status import job_status
 
-        return job_status(self._observed(job), suspended=bool(job.spec.get("suspend")) and not job.awaits)
+        return job_status(self._observed(job.ref), suspended=bool(job.spec.get("suspend")) and not job.awaits)
 
-    def _observed(self, found: StoredObject) -> list[ObservedRun]:
+    def _observed(self, ref: Ref) -> list[ObservedRun]:
         from areal.reconcilers.observe import ObservedRun
 
-        return [ObservedRun(state) for state in self.states([found.ref])]
+        return [ObservedRun(state) for state in self.states([ref])]
 
     def address(self, ref: Ref) -> str:
         """Return the URL of a service's gateway; "" if none runs."""
-        from areal.reconcilers.status import gateway_address
+        from areal.reconcilers.kinds import controller_of
 
-        return gateway_address(str(ref), self.runs.values())
+        return controller_of(ref.kind).address(self._observed(ref))
 
 
 def service_of(found: StoredObject) -> str | None:

@@ -10,7 +10,7 @@ from areal.dataclasses import dataclass, replace
 from areal.errors import Conflict, NotFound, UsageFault
 from areal.reconcilers.apply import apply
 from areal.reconcilers.context import ApplyRequest, Context, ObjectOutcome, Outcome
-from areal.reconcilers.converge import GOES_ON, converge
+from areal.reconcilers.converge import GOES_ON, Approve, converge
 from areal.reconcilers.desired import (
     Target,
     check_removals,
@@ -57,7 +57,7 @@ def _converge(
     choose: Choose,
     policy: Policy,
     timeout_s: float,
-    approve: Callable[[Plan], bool] = lambda plan: True,
+    approve: Approve = lambda plan: True,
     *,
     whole: bool = False,
     check: Check = lambda plan: None,
@@ -89,7 +89,7 @@ def carry_out(
     ctx: Context,
     change: ObjectChange,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    approve: Callable[[Plan], bool] = lambda plan: True,
+    approve: Approve = lambda plan: True,
     check: Check = lambda plan: None,
 ) -> Outcome:
     """Carry out a verb. ``check`` may refuse the plan before the first effect by raising ArealError."""
@@ -119,7 +119,7 @@ def delete(
     grace_s: float | None = None,
     cascade: bool = False,
     wait: bool = True,
-    approve: Callable[[Plan], bool] = lambda plan: True,
+    approve: Approve = lambda plan: True,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     spare_running_jobs: bool = False,
 ) -> Outcome:
@@ -166,9 +166,7 @@ def delete(
     return outcome
 
 
-def _forget(
-    ctx: Context, lost: Sequence[Ref], refs: Sequence[Ref], cascade: bool, approve: Callable[[Plan], bool]
-) -> list[Ref]:
+def _forget(ctx: Context, lost: Sequence[Ref], refs: Sequence[Ref], cascade: bool, approve: Approve) -> list[Ref]:
     """End the processes of objects whose records are lost, and delete the records. No plan can be made of them. Return
     what else ``delete`` of ``refs`` deletes. Raises Conflict if an object that remains depends on them."""
     store = ObjectStore(ctx.home)
@@ -199,7 +197,7 @@ def scale(
     current: Sequence[int] = (),
     force: bool = False,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    approve: Callable[[Plan], bool] = lambda plan: True,
+    approve: Approve = lambda plan: True,
 ) -> Outcome:
     """Scale an object. ``current``: the numbers of replicas that are expected; checked again when the lock is held.
     Raises Conflict."""
@@ -359,7 +357,7 @@ def reconcile_once(
     ctx: Context,
     refs: Iterable[Ref] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    approve: Callable[[Plan], bool] = lambda plan: True,
+    approve: Approve = lambda plan: True,
 ) -> Outcome:
     """Compare the recorded state with the running processes, and converge. Raises NotFound for an unknown ``ref``."""
     wanted = None if refs is None else set(refs)

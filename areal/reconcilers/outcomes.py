@@ -10,17 +10,11 @@ from areal.dataclasses import dataclass, replace
 from areal.errors import ArealError, TargetFailed, worst_exit
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
 from areal.reconcilers.desired import Target
+from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.observe import DEPENDENCY_FAILED, Health, Observed, conditions_of, observe, rollout_failure
 from areal.reconcilers.plan import ObjectPlan, Plan, Report, Verb, refused_error
 from areal.reconcilers.planning import PlanScope
-from areal.reconcilers.status import (
-    converged_status,
-    gateway_address,
-    health_of,
-    hosts_of,
-    is_converged,
-    rollout_health,
-)
+from areal.reconcilers.status import converged_status, health_of, hosts_of, is_converged, rollout_health
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends.base import RunControl
 from areal.state.events import EventLog
@@ -38,6 +32,14 @@ class Ending:
     address: str
 
 
+def _observed(
+    ctx: Context, backend: RunControl, objects: Sequence[StoredObject]
+) -> tuple[Observed, Mapping[str, StoredObject]]:
+    """Return what is observed of objects and of their hosts, and the hosts."""
+    hosts = hosts_of(ctx.home, objects)
+    return observe(backend, [*objects, *hosts.values()]), hosts
+
+
 def write_statuses(
     ctx: Context,
     store: ObjectStore,
@@ -50,8 +52,7 @@ def write_statuses(
     state of every target. ``left``: objects with operations still to do."""
     targets, undone = scope.all, {*left, *_unfinished_refs(reports[-1])}
     touched = {op.ref for report in reports for op in report.plan.ops}
-    hosts = hosts_of(ctx.home, [target.object for target in targets])
-    seen = observe(backend, [*(target.object for target in targets), *hosts.values()])
+    seen, hosts = _observed(ctx, backend, [target.object for target in targets])
     endings: dict[str, Ending] = {}
     statuses: dict[Ref, dict[str, object]] = {}
     events: list[tuple[Ref, str, str, str]] = []
@@ -66,7 +67,7 @@ def write_statuses(
         error = errors[0].message if errors else None
         not_whole = not (error or is_converged(stored))
         health = rollout_health(stored, health, "the command has not finished it" if not_whole else None)
-        address = gateway_address(target.ref, [run.state for run in seen.of(target.ref)])
+        address = controller_of(stored.kind).address(seen.of(target.ref))
         is_pending = target.ref in left and health.phase == "Failed" and not error  # what failed is to be started again
         endings[target.ref] = Ending("Pending" if is_pending else health.phase, health.message, address)
         if target.ref not in touched and stored is recorded:
@@ -95,8 +96,7 @@ def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan:
         return
     left = _unfinished_refs(Report(plan))
     unsettled = [item for item in unsettled if str(item.ref) not in left]
-    hosts = hosts_of(ctx.home, unsettled)
-    seen = observe(backend, [*unsettled, *hosts.values()])
+    seen, hosts = _observed(ctx, backend, unsettled)
     statuses: dict[Ref, dict[str, object]] = {}
     for item in unsettled:
         stored, health = store.get(item.ref), health_of(item, seen, hosts)
@@ -199,8 +199,7 @@ def with_failed_dependencies(ctx: Context, backend: RunControl, scope: PlanScope
     waiting = [target.object for target in scope.targets if target.object.awaits and not target.is_deleted]
     if not waiting:
         return outcome
-    hosts = hosts_of(ctx.home, waiting)
-    seen = observe(backend, [*waiting, *hosts.values()])
+    seen, hosts = _observed(ctx, backend, waiting)
     marks: dict[str, tuple[str, int, ArealError | None]] = {}
     for item in waiting:
         health = health_of(item, seen, hosts)

@@ -407,6 +407,11 @@ class Plan:
         parts = [document[name] for name in ("objects", "ops", "destructive")]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
+    @property
+    def first_ops(self) -> dict[str, str]:
+        """The first operation of each object, in words: what is left to do."""
+        return {op.ref: f"{op.target}: {op.cause}" for op in reversed(self.ops)}
+
     def ops_of(self, ref: str) -> tuple[Op[Any], ...]:
         return tuple(self._by_ref.get(ref, ()))
 

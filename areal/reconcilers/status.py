@@ -111,12 +111,6 @@ def statuses(home: Home, objects: Iterable[StoredObject], runs: Runs) -> dict[st
     return {ref: _status(item, seen, health[ref], left.get(ref)) for item in items if (ref := str(item.ref))}
 
 
-def gateway_address(ref: str, states: Iterable[RunState]) -> str:
-    """Return the URL at which users reach the object, from its processes' records; "" if none runs."""
-    runs = (ObservedRun(state) for state in states if state.spec.owner == ref)
-    return controller_of(ref.partition("/")[0]).address(runs)
-
-
 def health_of(obj: StoredObject, seen: Observed, hosts: Mapping[str, StoredObject]) -> Health:
     """Return an object's health. ``hosts``: the recorded objects to which others are attached or for which they
     wait."""
@@ -218,12 +212,11 @@ def _pending_operations(home: Home, objects: Sequence[StoredObject]) -> dict[str
         plan = drift(Context(home, "", ""), refs)
     except ArealError as error:
         return dict.fromkeys(refs, error.message)
-    left = {op.ref: f"{op.target}: {op.cause}" for op in reversed(plan.ops)}
-    return left | {item.ref: item.unseen for item in plan.objects if item.unseen}
+    return plan.first_ops | {item.ref: item.unseen for item in plan.objects if item.unseen}
 
 
 def _status(obj: StoredObject, seen: Observed, health: Health, left: str | None) -> ObjectStatus:
-    now, ref = time.time(), str(obj.ref)
+    now, ref, controller = time.time(), str(obj.ref), controller_of(obj.kind)
     health = rollout_health(obj, health, left)
     previous: Sequence[Mapping[str, object]] = obj.status.get("conditions", [])
     failure = rollout_failure(obj)
@@ -237,10 +230,10 @@ def _status(obj: StoredObject, seen: Observed, health: Health, left: str | None)
         health.desired,
         health.ready,
         conditions_of(health, obj.generation, failure, previous, 0.0, notice),
-        gateway_address(ref, [run.state for run in seen.of(ref)]),
+        controller.address(seen.of(ref)),
         (health.message if health.reason in OF_A_PROCESS else failure) or health.message or noted,
         max(0.0, now - obj.created_at) if obj.created_at else 0.0,
-        controller_of(obj.kind).details(ref, seen),
+        controller.details(ref, seen),
     )
 
 
