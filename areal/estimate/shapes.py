@@ -178,7 +178,7 @@ def shape_of(config: Mapping[str, object], where: str) -> Shape:
         layers=layers,
         heads=heads,
         kv_heads=size("num_key_value_heads", heads),
-        head_dim=size("head_dim", 128 if kind == "qwen3_moe" else max(1, hidden // heads)),
+        head_dim=size("head_dim", 128 if kind == "qwen3_moe" else hidden // heads),
         width=size("intermediate_size"),
         tied=family.tied if tied is None else bool(tied),
         attention_bias=bool(config.get("attention_bias")),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from areal.conversation import ConversationError, normalise
+from areal.conversation import ConversationError, field_as_given, normalise
 
 USER = {"role": "user", "content": "Weather in Oslo?"}
 
@@ -87,6 +87,25 @@ def test_function_call_of_the_older_api_is_a_tool_call() -> None:
         with pytest.raises(ConversationError, match="must be an object with a name") as caught:
             normalise([USER, {"role": "assistant", "content": "So.", "function_call": malformed}])
         assert caught.value.field == "messages[1].function_call"
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "given_as"),
+    [
+        ({"function_call": {"name": "f"}}, "messages[1].tool_calls[0].function.name", "messages[1].function_call.name"),
+        ({"function_call": {"name": "f"}}, "messages[1].tool_calls[0]", "messages[1].function_call"),
+        ({"function_call": {"name": "f"}}, "messages[1].content", "messages[1].content"),
+        ({"tool_calls": [{}]}, "messages[1].tool_calls[0].function.name", "messages[1].tool_calls[0].function.name"),
+        (
+            {"function_call": {"name": "f"}, "tool_calls": [{}]},
+            "messages[1].tool_calls[0]",
+            "messages[1].tool_calls[0]",
+        ),
+        ({}, "messages[1].tool_calls[0]", "messages[1].tool_calls[0]"),
+    ],
+)
+def test_fault_names_the_field_that_was_given(message: dict[str, Any], field: str, given_as: str) -> None:
+    assert field_as_given(field, [USER, message]) == given_as
 
 
 def test_refusal_without_content_is_the_content() -> None:

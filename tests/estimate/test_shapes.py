@@ -57,11 +57,17 @@ def test_parameters_of_a_critic_are_counted_exactly(kind: str) -> None:
     assert shape_of(config, "config.json").critic_parameters == sum(each.numel() for each in model.parameters())
 
 
-def test_adapter_parameters_match_peft() -> None:
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@pytest.mark.parametrize(
+    "targets", [(), ("all-linear",), ("q_proj", "v_proj", "down_proj"), *((each,) for each in LINEAR)]
+)
+def test_adapter_parameters_match_peft(targets: tuple[str, ...]) -> None:
     peft = pytest.importorskip("peft")
-    model, config = meta("qwen2", SMALL)
-    targets = ("q_proj", "v_proj", "down_proj")
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=list(targets)))
+    model, config = meta("qwen2", {**SMALL, "head_dim": 16})
+    modules = list(targets if targets and targets[0] in LINEAR else LINEAR)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=modules))
     trained = sum(each.numel() for each in adapted.parameters() if each.requires_grad)
     assert shape_of(config, "config.json").adapters(4, targets) == trained
 
@@ -79,6 +85,18 @@ def test_active_expert_parameters_are_of_selected_experts() -> None:
     shape = shape_of({**MOE, "model_type": "mixtral"}, "config.json")
     whole = shape_of({**MOE, "model_type": "mixtral", "num_experts_per_tok": 5}, "config.json")
     assert whole.active - shape.active == shape.layers * 3 * shape.mlp(shape.width)
+    assert shape.expert_parameters == shape.layers * 5 * shape.mlp(shape.width)
+    sparse = shape_of({**MOE, "model_type": "qwen3_moe", "decoder_sparse_step": 2}, "config.json")
+    assert sparse.expert_parameters == 1 * 5 * 3 * 48 * 24, "the second of three layers"
+    assert shape_of({**SMALL, "model_type": "llama"}, "config.json").expert_parameters == 0
+
+
+def test_adapters_of_experts_and_of_other_layers_are_refused() -> None:
+    with pytest.raises(UsageFault, match="adapters of experts are not estimated"):
+        shape_of({**MOE, "model_type": "mixtral"}, "config.json").adapters(4, ())
+    with pytest.raises(UsageFault, match="adapters of lm_head, embed are not estimated") as caught:
+        shape_of({**SMALL, "model_type": "llama"}, "config.json").adapters(4, ("lm_head", "q_proj", "embed"))
+    assert caught.value.hint == f"target_modules of {', '.join(LINEAR)}"
 
 
 @pytest.mark.parametrize(
@@ -89,6 +107,9 @@ def test_active_expert_parameters_are_of_selected_experts() -> None:
         ({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}, "num_hidden_layers"),
         ({**SMALL, "model_type": "llama", "vocab_size": "many"}, "vocab_size must be a positive number"),
         ({**SMALL, "model_type": "llama", "num_hidden_layers": 0}, "num_hidden_layers must be a positive number"),
+        ({**SMALL, "model_type": "llama", "hidden_size": 5}, "head_dim must be a positive number, and is 0"),
+        ({**SMALL, "model_type": "llama", "num_hidden_layers": 65537}, "num_hidden_layers must be at most 65536"),
+        ({**SMALL, "model_type": "llama", "vocab_size": 2**31 + 1}, "vocab_size must be at most 2147483648"),
         ({**SMALL, "model_type": "llama", "vocab_size": True}, "vocab_size must be a positive number"),
         ({**SMALL, "model_type": "mixtral", "num_hidden_layers": 10**11}, "num_hidden_layers must be at most 65536"),
         ({**SMALL, "model_type": "qwen3_moe", "mlp_only_layers": 5}, "mlp_only_layers must be a list"),

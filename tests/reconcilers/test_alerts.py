@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.reconcilers.alerts import JobFacts, job_alerts, replica_alerts
+from areal.reconcilers.alerts import JobFacts, gather, job_alerts, replica_alerts
+from areal.reconcilers.kinds.job_status import JobPhase, JobStatus
+from areal.state.home import Home
+from areal.wire.processes import WEIGHT_UPDATE_FILE
 from areal.wire.training_health import WITHOUT_SPREAD
+from tests.cli.conftest import home, record  # noqa: F401
 
 RUNS, ENDED = JobFacts("learn", True, 1, "waited 71% for rollouts"), JobFacts("learn", False, 1)
 
@@ -172,6 +179,48 @@ def test_replica_two_versions_behind_is_named() -> None:
     both, (alert,) = (replica_alerts("learn", [{"version": now, "inference_workers": workers}]) for now in (8, 9))
     assert [each.message for each in both] == ["http://b serves version 5, where 8 is published"]
     assert alert.message == "http://a serves version 7, where 9 is published, and 1 more"
+
+
+class _Pairs(BaseHTTPRequestHandler):
+    """A weight-update gateway whose second worker is two versions behind."""
+
+    def do_GET(self) -> None:
+        workers = [{"url": "http://a", "version": 7}, {"url": "http://b", "version": 5}]
+        body = json.dumps({"pairs": [{"version": 7, "inference_workers": workers}]}).encode()
+        self.send_response(200 if self.path == "/pairs" else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("phase", "asks"), [(JobPhase.RUNNING, True), (JobPhase.FAILED, False)])
+def test_replicas_of_running_jobs_are_asked_for(
+    home: Home,  # noqa: F811
+    record: Any,  # noqa: F811
+    phase: JobPhase,
+    asks: bool,
+) -> None:
+    job = record("TrainJob", "learn", {"driver": "m:f"})
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Pairs) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        folder = home.jobs / "learn"
+        folder.mkdir(parents=True)
+        file = {"url": f"http://127.0.0.1:{server.server_port}", "pid": 1, "admin_key_file": None}
+        (folder / WEIGHT_UPDATE_FILE).write_text(json.dumps(file))
+
+        def found(*, with_replicas: bool) -> list[str]:
+            statuses = {"learn": JobStatus(phase, attempt=3)}
+            alerts = gather(home, [job], statuses, {"learn": learning(5)}, with_replicas=with_replicas)
+            return [each.rule for each in alerts if each.rule != "stall"]
+
+        of_steps = ["restart-loop"] if phase is JobPhase.RUNNING else []
+        assert found(with_replicas=True) == [*of_steps, *["replica-behind"] * asks]
+        assert found(with_replicas=False) == of_steps
+        server.shutdown()
+    assert found(with_replicas=True) == of_steps, "a gateway that has ended"
 
 
 NAMES = [

@@ -267,6 +267,14 @@ def test_superfluous_replicas_stop_first_only_without_a_spare_gpu(ready: int, fr
     assert plan.destructive == ((said,) if ready and not free else ())
 
 
+def test_superfluous_replica_without_a_route_is_stopped_without_a_drain() -> None:
+    _, item, observed = steady()
+    served = list(observed.of(MODEL))
+    seen = world([*front(service()), *served, *replica(item, 1)], table({"qwen": served[1:]}))
+    plan = planned(unchanged(item), seen)
+    assert of_model(plan) == ["stop data-proxy/1", "stop engine/1"]
+
+
 def test_superfluous_replica_stops_last_where_no_wanted_one_serves() -> None:
     """Replicas 0 and 1 are to be replaced; 2, which is not wanted any more, serves."""
     _, item, observed = steady(3)

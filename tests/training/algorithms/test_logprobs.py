@@ -31,6 +31,23 @@ def test_token_logprobs_are_independent_of_chunk_size(monkeypatch) -> None:
     torch.testing.assert_close(whole.grad, parts.grad)
 
 
+def test_at_most_one_chunk_of_logits_is_in_float32_at_once(monkeypatch) -> None:
+    logits, ids = _case()
+    sizes: list[int] = []
+    cross_entropy = torch.nn.functional.cross_entropy
+
+    def watched(scaled: torch.Tensor, *given, **more) -> torch.Tensor:
+        sizes.append(scaled.numel())
+        return cross_entropy(scaled, *given, **more)
+
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", watched)
+    for limit, chunk in ((33, 33), (32, 22), (5, 11), (1000, 18 * 11)):
+        monkeypatch.setattr(logprobs, "_CHUNK_VALUES", limit)
+        sizes.clear()
+        token_logprobs(logits, ids)
+        assert (max(sizes), sum(sizes)) == (chunk, 18 * 11)
+
+
 def test_token_entropy_of_equal_logits_is_log_of_count() -> None:
     entropies = token_entropies(torch.zeros(1, 3, 8), torch.full((1, 3), 2.0))
     torch.testing.assert_close(entropies, torch.tensor([[0.0, 2.0794415, 2.0794415]]))
