@@ -191,7 +191,7 @@ def gather(
     statuses: Mapping[str, JobStatus],
     steps: Mapping[str, Sequence[Step]],
     *,
-    with_replicas: bool,
+    with_replicas: bool = True,
 ) -> Iterator[Alert]:
     """Yield the alerts of ``jobs``. ``statuses`` and ``steps`` are by job name. ``with_replicas``: query the
     weight-update gateways, too."""

@@ -211,16 +211,16 @@ def test_replicas_of_running_jobs_are_asked_for(
         file = {"url": f"http://127.0.0.1:{server.server_port}", "pid": 1, "admin_key_file": None}
         (folder / WEIGHT_UPDATE_FILE).write_text(json.dumps(file))
 
-        def found(*, with_replicas: bool) -> list[str]:
+        def found(**options: bool) -> list[str]:
             statuses = {"learn": JobStatus(phase, attempt=3)}
-            alerts = gather(home, [job], statuses, {"learn": learning(5)}, with_replicas=with_replicas)
+            alerts = gather(home, [job], statuses, {"learn": learning(5)}, **options)
             return [each.rule for each in alerts if each.rule != "stall"]
 
         of_steps = ["restart-loop"] if phase is JobPhase.RUNNING else []
-        assert found(with_replicas=True) == [*of_steps, *["replica-behind"] * asks]
+        assert found() == [*of_steps, *["replica-behind"] * asks]
         assert found(with_replicas=False) == of_steps
         server.shutdown()
-    assert found(with_replicas=True) == of_steps, "a gateway that has ended"
+    assert found() == of_steps, "a gateway that has ended"
 
 
 NAMES = [

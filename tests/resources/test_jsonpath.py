@@ -50,6 +50,7 @@ KEYS = st.from_regex(r"[a-z][a-z0-9_-]{0,4}", fullmatch=True)
         ("n={.kind}!", "n=List!"),
         ("{.kind}{'\\t'}{.kind}", "List\tList"),
         ("{range .items[*]}{.metadata.name},{end}", "a,b,c,"),
+        ("{range items[*]}{.metadata.name},{end}", "a,b,c,"),
         ("{range .items[0:2]}{.metadata.name}:{range .metadata.labels.*}{@}{end};{end}", "a:1;b:;"),
         ("{.items[0].status}", '{"ready": 2, "ok": true}'),
         ("{.items[0].metadata.labels.*}", "1"),

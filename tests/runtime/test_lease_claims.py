@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from areal.dataclasses import replace
 from areal.errors import ArealError, NoCapacity
 from areal.files import try_lock
 from areal.runtime.backends.base import Phase
 from areal.runtime.backends.local import LocalBackend
 from areal.runtime.gpus import Gpu, GpuListing
-from areal.runtime.leases import FIRST_PORT, LAST_PORT, bind_error, candidates, port_owner
+from areal.runtime.leases import FIRST_PORT, LAST_PORT, bind_error, candidates, foreign_listener, port_owner
 
 from .conftest import MakeBackend, Spawn
 from .support import run_spec
@@ -105,6 +106,38 @@ def test_preferred_port_being_inspected_is_claimed(local: LocalBackend, lease_di
 
 def test_claim_skips_foreign_port(local: LocalBackend, stranger: tuple[int, subprocess.Popen[bytes]]) -> None:
     assert stranger[0] not in local.claim_ports(1, owner="Model/a", prefer=[stranger[0]])
+
+
+def test_owner_of_a_port_is_its_process_and_user(stranger: tuple[int, subprocess.Popen[bytes]]) -> None:
+    port, process = stranger
+    found = port_owner(port)
+    assert found is not None and (found.port, found.pid) == (port, process.pid)
+    assert found.command.startswith(f"{sys.executable} -c import socket")
+    assert str(found) == f"pid {process.pid} ({found.command}) of user {pwd.getpwuid(os.getuid()).pw_name}"
+    assert found.remedy == "stop that process"
+    assert str(replace(found, pid=None)) == f"a process of user {found.user} that cannot be inspected"
+
+
+def test_foreign_listener_of_a_shared_port_is_of_another_session(spawn: Spawn) -> None:
+    source = (
+        "import socket, sys, time; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)\n"
+        "s.bind(('127.0.0.1', int(sys.argv[1]))); s.listen()\n"
+        "print(s.getsockname()[1], flush=True); time.sleep(1000)"
+    )
+
+    def listen(port: int) -> tuple[int, subprocess.Popen[bytes]]:
+        process = spawn([sys.executable, "-c", source, str(port)], stdout=subprocess.PIPE, start_new_session=True)
+        assert process.stdout is not None
+        return int(process.stdout.readline()), process
+
+    port, ours = listen(0)
+    assert foreign_listener(port, {ours.pid}) is None
+    assert foreign_listener(port, set()) is None, "one listener: no other gets its calls"
+    _, other = listen(port)
+    found = foreign_listener(port, {ours.pid})
+    assert found is not None and (found.port, found.pid, found.user) == (port, other.pid, pwd.getpwuid(os.getuid())[0])
+    assert found.command.endswith(f" {port}")
+    assert foreign_listener(port, {ours.pid, other.pid}) is None
 
 
 def test_free_port_has_no_owner(local: LocalBackend) -> None:

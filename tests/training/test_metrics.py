@@ -7,6 +7,8 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from areal.cli.train import step_of
 from areal.state.job_metrics import eta_s, newest_step, steps_of
 from areal.training.metrics import MetricsLog, ProgressLine, bottleneck, step_line
@@ -61,10 +63,22 @@ def test_job_progress_shows_step_total_and_eta() -> None:
     assert eta_s({}) is None
 
 
-def test_bottleneck_names_longest_phase() -> None:
-    assert bottleneck({"time/step": 2.0, "time/rollout": 1.42, "time/weights": 0.2}) == "waited 71% for rollouts"
-    assert bottleneck({"time/step": 2.0, "time/rollout": 0.1}) == "training"
-    assert bottleneck({}) == ""
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ({"step": 2.0, "rollout": 1.42, "weights": 0.2}, "waited 71% for rollouts"),
+        ({"step": 2.0, "rollout": 0.5, "weights": 0.6}, "waited 30% for weight updates"),
+        ({"step": 2.0, "save": 0.5}, "waited 25% for saving"),  # a quarter
+        ({"step": 2.0, "checkpoint": 2.0}, "waited 100% for checkpoints"),
+        ({"step": 2.0, "eval": 0.49}, "training"),
+        ({"step": 2.0, "rollout": 0.4, "weights": 0.4, "eval": 0.4}, "training"),
+        ({"step": 2.0, "train": 2.0}, "training"),
+        ({"step": 0.0, "rollout": 1.0}, ""),
+        ({}, ""),
+    ],
+)
+def test_bottleneck_is_the_longest_wait_of_at_least_a_quarter(times: dict[str, float], expected: str) -> None:
+    assert bottleneck({f"time/{name}": seconds for name, seconds in times.items()}) == expected
 
 
 def test_step_line_shows_available_metrics() -> None:
@@ -78,6 +92,43 @@ def test_progress_without_terminal_is_at_most_a_hundred_lines() -> None:
     for step in range(1, 1001):
         progress.step(step, {})
     assert len(stream.getvalue().splitlines()) == 100
+
+
+@pytest.mark.parametrize(
+    ("total", "shown"),
+    [(3, [1, 2, 3]), (150, [*range(1, 151)]), (250, [*range(2, 251, 2)]), (301, [*range(3, 301, 3), 301])],
+)
+def test_progress_shows_each_percent_and_the_last_step(total: int, shown: list[int]) -> None:
+    stream = io.StringIO()
+    progress = ProgressLine(total, stream)
+    for step in range(1, total + 1):
+        progress.step(step, {})
+    progress.close()
+    assert stream.getvalue() == "".join(f"step {step}/{total}\n" for step in shown)
+
+
+def test_progress_on_a_terminal_redraws_one_line() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    progress = ProgressLine(9, stream)
+    for step in (1, 2):
+        progress.step(step, {"loss": 0.5})
+    progress.info("saved")
+    progress.close()
+    lines = "".join(f"\r\x1b[Kstep {step}/9  loss 0.5" for step in (1, 2))
+    assert stream.getvalue() == f"{lines}\nsaved\n"
+
+
+def test_run_goes_on_behind_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "loss": 1.0}\n\xff\xfe{"step": 2}\n{"step": 2, "loss": 2.0}\n{"step": 3}\n')
+    log = MetricsLog(path, 2, [])
+    log.rewind(2)
+    log.close()
+    assert [(line["step"], line["loss"]) for line in steps_of(path)] == [(1, 1.0), (2, 2.0)]
 
 
 def test_rewritten_step_is_read_from_last_line(tmp_path: Path) -> None:

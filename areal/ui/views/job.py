@@ -189,7 +189,7 @@ def alerts(view: ViewContext) -> dict[str, object]:
     statuses = {job.name: seen.job_status(job) for job in jobs}
     judged = [job for job in jobs if str(statuses[job.name].phase) in _JUDGED]
     steps = {job.name: numbers_of(view.home.job_metrics(job.name)).curves for job in judged}
-    found = gather(view.home, judged, statuses, steps, with_replicas=True)
+    found = gather(view.home, judged, statuses, steps)
     return {"alerts": [{**alert.document(), "route": f"/job/{alert.object.partition('/')[2]}"} for alert in found]}
 
 
