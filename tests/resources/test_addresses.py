@@ -12,7 +12,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from areal.resources.addresses import ExternalUrl, UrlError, check_server_url, parse_external_url, refusal
+from areal.resources.addresses import (
+    ExternalUrl,
+    UrlError,
+    base_url,
+    check_server_url,
+    key_fault,
+    parse_external_url,
+    refusal,
+)
 
 
 @pytest.mark.parametrize(
@@ -237,3 +245,43 @@ def test_private_address_error_names_callers_setting() -> None:
     assert caught.value.is_private and caught.value.problem == "leads to 10.0.0.2, a private address"
     assert str(caught.value).endswith(": set external.allowPrivate: true if that is meant")
     assert caught.value.with_advice("allow_private").endswith(": set allow_private: true if that is meant")
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("0:0:0:0:0:0:0:0", "http://[::1]:80"),
+        ("::1", "http://[::1]:80"),
+        ("10.0.0.7", "http://10.0.0.7:80"),
+        ("gpu-box", "http://gpu-box:80"),
+    ],
+)
+def test_base_url_is_connectable(host: str, url: str) -> None:
+    assert base_url(host, 80) == url
+
+
+_NOT_PRINTABLE = "it is not one line of printable ASCII without spaces"
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::1", "localhost"])
+@pytest.mark.parametrize(
+    ("key", "fault"),
+    [
+        (b"", "it is empty"),
+        *((b"sixteen-letters-%s" % bytes([byte]), _NOT_PRINTABLE) for byte in (0, 9, 10, 31, 32, 127, 128, 255)),
+        *((b"sixteen-letters-%s" % bytes([byte]), None) for byte in (33, 48, 126)),
+    ],
+)
+def test_key_is_printable_ascii(host: str, key: bytes, fault: str | None) -> None:
+    assert key_fault(key, host) == fault
+
+
+@pytest.mark.parametrize(("host", "named"), [("", "0.0.0.0"), ("::", "::"), ("10.0.0.3", "10.0.0.3"), ("box", "box")])
+def test_key_of_an_exposed_service_has_sixteen_characters(host: str, named: str) -> None:
+    assert key_fault(b"k" * 16, host) is None
+    assert key_fault(b"k" * 15, host) == f"it has 15 characters; on {named}, which others reach, it needs 16"
+    assert key_fault(b"k", "127.0.0.1") is None

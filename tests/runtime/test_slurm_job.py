@@ -224,6 +224,24 @@ def test_newer_slurm_versions_are_parsed() -> None:
     assert not newer.is_over
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "code"),
+    [
+        (0, 0),
+        (3 << 8, 3),
+        (9, 128 + 9),  # a wait status: killed by SIGKILL
+        (11 | 0x80, 128 + 11),  # with a core dump
+        ({"return_code": 3, "signal": {"signal_id": 0}}, 3),
+        ({"return_code": 0, "signal": {"signal_id": 15}}, 128 + 15),
+        ({"return_code": {"set": True, "number": 1}, "signal": {"id": {"set": True, "number": 9}}}, 128 + 9),
+        ({}, 0),
+        (None, 0),
+    ],
+)
+def test_exit_code_of_a_job_is_that_of_a_shell(exit_code: object, code: int) -> None:
+    assert one(exit_code=exit_code).exit_code == code
+
+
 def test_failed_squeue_with_status_0_is_an_error() -> None:
     failed = {"errors": [{"description": "Failed while looking for jobs", "error_number": -1}], "jobs": []}
 

@@ -11,6 +11,7 @@ from areal.wire.routing import (
     DEAD,
     DRAINING,
     READY,
+    Changes,
     Followed,
     GatewayLimits,
     ModelEntry,
@@ -132,7 +133,20 @@ def test_snapshot_of_older_router_gets_defaults() -> None:
     read = Snapshot.from_json({**data, "models": {"m": {"workers": [worker]}}})
     entry = read.models["m"]
     assert entry.published and not entry.external and not read.learning
+    assert not Snapshot("e", 1).synced, "until all workers were heard"
     assert (entry.workers[0].heard, entry.workers[0].turns_away, entry.workers[0].journals) == (True, False, ())
+
+
+def test_changed_table_has_new_updated_and_no_gone_workers() -> None:
+    table = snapshot("e1", 3, model("m", "a", "b", "c"), model("other", "x"), strategy="prefix")
+    new = {"m": model("m", "b", "d", state=DEAD, expected=3), "n": model("n", "y")}
+    changed = table.changed(Changes("e1", 3, 5, new, {"m": ("c", "never there"), "n": ()}))
+    assert [(each.id, each.state) for each in changed.models["m"].workers] == [("a", READY), ("b", DEAD), ("d", DEAD)]
+    assert (changed.serial, changed.strategy, changed.models["m"].expected) == (5, "prefix", 3)
+    assert changed.models["n"] == model("n", "y") and changed.models["other"] == model("other", "x")
+    for epoch, base in (("e2", 3), ("e1", 2), ("e1", 4)):
+        with pytest.raises(ValueError, match=f"changes of table {epoch} {base}, not of e1 3"):
+            table.changed(Changes(epoch, base, 9, {}, {}))
 
 
 def test_model_is_published_once_the_expected_workers_are_known() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from areal.errors import UsageFault
-from areal.resources.addresses import base_url, is_loopback
+from areal.resources.addresses import is_loopback
 from areal.services.http.auth import Access, AdminKey, Authenticator, load_admin_key, refuse_open_bind
 from areal.services.http.errors import ApiError
 
@@ -126,20 +126,3 @@ def test_public_bind_requires_key(host: str) -> None:
 def test_loopback_bind_requires_no_key(host: str) -> None:
     refuse_open_bind(host, None)
     refuse_open_bind(host, AdminKey(b"short"))
-
-
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:80"),
-        ("0.0.0.0", "http://127.0.0.1:80"),
-        ("", "http://127.0.0.1:80"),
-        ("::", "http://[::1]:80"),
-        ("0:0:0:0:0:0:0:0", "http://[::1]:80"),
-        ("::1", "http://[::1]:80"),
-        ("10.0.0.7", "http://10.0.0.7:80"),
-        ("gpu-box", "http://gpu-box:80"),
-    ],
-)
-def test_base_url_is_connectable(host: str, url: str) -> None:
-    assert base_url(host, 80) == url

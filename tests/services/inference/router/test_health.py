@@ -46,6 +46,39 @@ def test_draining_worker_is_alive_but_leaving() -> None:
     assert not leaving.after(ProbeResult.READY).leaving
 
 
+PROBES = {"R": ProbeResult.READY, "D": ProbeResult.DRAINING, "N": ProbeResult.NOT_READY, "L": ProbeResult.LOST}
+
+
+@pytest.mark.parametrize(
+    ("probes", "healthy", "in_doubt"),
+    [
+        ("", False, False),
+        ("L", False, False),
+        ("N", False, False),
+        ("NR", True, False),  # it was never ready before
+        ("R", True, False),
+        ("RL", True, True),
+        ("RLL", True, True),
+        ("RLLL", False, False),
+        ("RLLLL", False, False),
+        ("RLLLR", False, True),
+        ("RLLLRL", False, False),
+        ("RLLLRR", True, False),
+        ("RN", False, False),
+        ("RNR", False, True),
+        ("RNRR", True, False),
+        ("D", True, False),
+        ("DLLL", False, False),
+        ("DLLLR", False, True),  # it was healthy once
+        ("RDLR", True, False),
+    ],
+)
+def test_health_after_a_history_of_probes(probes: str, healthy: bool, in_doubt: bool) -> None:
+    found = after(*(PROBES[each] for each in probes))
+    assert (found.healthy, found.in_doubt) == (healthy, in_doubt)
+    assert found.seen is bool(set(probes) - {"L"}), "it has answered"
+
+
 def test_thresholds_come_from_model() -> None:
     rules = Readiness(failure_threshold=1, success_threshold=3)
     lost = after(ProbeResult.READY).after(ProbeResult.LOST, rules)
