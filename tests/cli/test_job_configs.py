@@ -75,8 +75,10 @@ def test_train_run_validates_before_recording(areal: Areal, folder: Path, home: 
     result = areal("train", "run", "--config", "grpo.yaml", "actor.lrr=3", "actor.path=nowhere/at/all")
     assert result.code == 3
     assert "actor.lrr=3: there is no key actor.lrr" in result.err
-    assert "actor.path: there is no model folder 'nowhere/at/all'" in result.err or "2 errors" not in result.err
     assert "stdin" not in result.err and ":1:" not in result.err
+    result = areal("train", "run", "--config", "grpo.yaml", "actor.path=nowhere/at/all")
+    assert result.code == 3
+    assert "error: actor.path: there is no model folder 'nowhere/at/all'" in result.err
     assert not (home.root / "objects").exists()
 
 
