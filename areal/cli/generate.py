@@ -23,6 +23,7 @@ from areal.installation import DISTRIBUTION, module_argv
 from areal.reconcilers.home_view import HomeView
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, TRAIN_JOB
+from areal.runtime.backends import LOCAL, declared_backend
 from areal.runtime.backends.base import LOOPBACK
 from areal.runtime.environment import inherited
 
@@ -279,7 +280,7 @@ def docker(
         gateway = item.spec.get("gateway") or {}
         if item.kind in (INFERENCE_SERVICE, AGENT_SERVICE):
             ports.append(str(gateway.get("port", 8080 if item.kind == INFERENCE_SERVICE else 8090)))
-            if (scheduler := (item.spec.get("scheduler") or {}).get("type", "local")) != "local":
+            if (scheduler := declared_backend(item.spec)) != LOCAL:
                 needs = "the image's home and Python under the same paths on its nodes, and its commands in the image"
                 cli.info(f"warning: {item.ref} runs on {scheduler}, which needs {needs}")
             elif is_loopback(str(gateway.get("host", LOOPBACK))):

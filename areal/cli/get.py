@@ -17,6 +17,7 @@ import click
 from areal.cli.objects import (
     ORIGIN_COLUMNS,
     PROCESS_COLUMNS,
+    PROCESSES,
     columns_for,
     complete_targets,
     one_ref,
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from areal.client.gateway import GatewayClient
     from areal.reconcilers.usage import Sample
 
-_PROCESSES = ("processes", "process", "proc", "ps")
 _KIND_COLUMNS = (field("NAME", "plural"), field("SHORT", "short"), field("KIND", "kind"))
 
 
@@ -100,7 +100,7 @@ def get(
     """
     of_list = {"all": all_, "watch": watch, "sort_by": sort_by}
     of_objects = {"selector": selector, "show_origin": show_origin, "show_defaults": show_defaults}
-    if targets and targets[0] in ("kinds", *_PROCESSES):
+    if targets and targets[0] in ("kinds", *PROCESSES):
         refuse_flags(f"with {targets[0]}: only objects have specs and labels", of_objects)
     if targets == ("kinds",):
         refuse_flags("with kinds", of_list)
@@ -115,7 +115,7 @@ def get(
 
         refuse_flags("with a gateway, which has no manifests", of_objects)
         look: Callable[[], Table] = partial(get_remote, chosen, targets)
-    elif targets and targets[0] in _PROCESSES:
+    elif targets and targets[0] in PROCESSES:
         look = partial(_processes, cli, targets[1:], all_)
     elif show_origin:
         refuse_flags("with --show-origin, which explains one object", of_list, {"selector": selector})

@@ -310,6 +310,7 @@ ORIGIN_COLUMNS = (
 )
 
 
+PROCESSES = ("processes", "process", "proc", "ps")  # what `areal get` takes in place of a kind
 PROCESS_COLUMNS = (
     field("OWNER", "owner"),
     field("COMPONENT", "component"),

@@ -20,7 +20,7 @@ from areal.cli.objects import service_name, stored
 from areal.cli.options import LOCAL, Invocation, read_options
 from areal.client.gateway import GatewayClient
 from areal.errors import ArealError, Conflict, NotFound, UsageFault, did_you_mean
-from areal.reconcilers.home_view import HomeView
+from areal.reconcilers.home_view import HomeView, service_of
 from areal.resources.kinds import INFERENCE_SERVICE, KINDS, MODEL, Ref, name_problem, served_name
 
 _DEADLINE_S = 10.0
@@ -128,6 +128,6 @@ def model_at(cli: Invocation, service: str | None, model: str | None) -> str | N
     if model is None or gateway(cli) is not None or name_problem(model) is not None:
         return model
     found = ObjectStore(cli.home).get(Ref(MODEL, model))
-    if found is None or found.spec.get("service", "default") != service_name(cli, service):
+    if found is None or service_of(found) != service_name(cli, service):
         return model
     return served_name(found.name, found.spec)

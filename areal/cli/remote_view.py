@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from areal.cli.objects import PROCESSES
 from areal.cli.options import Invocation
 from areal.cli.output import Column, Row, Table, field
 from areal.client.gateway import GatewayClient, KeyRefused
@@ -144,7 +145,7 @@ _COLUMNS = (
 
 
 def get_remote(chosen: GatewayClient, targets: Sequence[str]) -> Table:
-    if targets and targets[0] in ("processes", "process", "proc", "ps", "workers"):
+    if targets and targets[0] in (*PROCESSES, "workers"):
         return Table(workers(chosen), WORKER_COLUMNS, lambda row: str(row["worker_id"]), where=chosen.url)
     refs = [parse_ref(word) for word in targets if "/" in word]
     if refs and len(refs) != len(targets):

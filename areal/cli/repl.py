@@ -17,10 +17,12 @@ message_option: Decorator[Any] = click.option(
 )
 
 
-def message_of(given: str | None, command: str) -> str | None:
+def message_of(cli: Invocation, given: str | None, command: str) -> str | None:
     """Return the message to send (``-m``, or piped text); None in a terminal, where the caller opens a prompt. Raises
-    UsageFault for an empty message."""
+    UsageFault for an empty message, and for a prompt with an output format of data."""
     if given is None and sys.stdin.isatty():
+        if not cli.format.is_table:
+            raise UsageFault("-o json needs a message: pass -m TEXT or pipe the text in")
         return None
     # Newlines at the end of piped text are removed, as by $(...) in a shell.
     text = given if given is not None else sys.stdin.read().rstrip("\n")

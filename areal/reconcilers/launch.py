@@ -23,6 +23,7 @@ from areal.reconcilers.observe import KEYS, Observed, ObservedRun, queued_for
 from areal.resources.addresses import base_url, is_loopback, key_fault
 from areal.resources.kinds import parse_ref
 from areal.resources.tree import FieldPath
+from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import (
     ENDED,
     LIVE,
@@ -66,7 +67,7 @@ class Slot:
     host: str = LOOPBACK  # where it listens; NODE_HOST: at the address of its node
     called: str = ""  # the host for callers, if it differs from ``host``
     shared: bool = False  # the port is shared with the predecessor
-    backend: str = "local"  # spec.scheduler.type of the object
+    backend: str = LOCAL  # spec.scheduler.type of the object
     scheduler: Mapping[str, object] = field(default_factory=dict, hash=False)  # all of spec.scheduler
 
     @property
@@ -142,7 +143,7 @@ class EffectContext:
         """Return the address of a service's gateway: the declared one on this machine, otherwise that of its process.
         Raises UsageFault if a process on a cluster would get a loopback address of this machine."""
         spec = self.spec_of(service)
-        if spec.scheduler.type == "local":
+        if spec.scheduler.type == LOCAL:
             url, slot = base_url(spec.gateway.host, spec.gateway.port), self.slots[op.run]
             if self.backend.named(slot.backend).host == NODE_HOST and is_loopback(urlsplit(url).hostname or ""):
                 raise UsageFault(

@@ -19,6 +19,7 @@ from areal.reconcilers.observe import DIED, Observed, rollout_failure
 from areal.reconcilers.plan import Drift, GpuPool, ObjectPlan, Op, Plan, Refusal, Verb
 from areal.reconcilers.planning import STARTED, KindPlan, Planning, PlanNotes, PlanScope, Policy, unseen
 from areal.resources.tree import UpdateClass
+from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import RunSpec
 
 _HOW = {
@@ -128,7 +129,7 @@ def _refuse_unseen(planning: Planning) -> None:
 
 def _folder(spec: RunSpec) -> str:
     """Return the run's folder in the home."""
-    return f"runs/{spec.uid}" if spec.backend == "local" else f"clusters/{spec.backend}/runs/{spec.uid}"
+    return f"runs/{spec.uid}" if spec.backend == LOCAL else f"clusters/{spec.backend}/runs/{spec.uid}"
 
 
 def _object_plan(target: Target, ops: Sequence[Op[Any]], drifts: Sequence[Drift], notes: PlanNotes) -> ObjectPlan:

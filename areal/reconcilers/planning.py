@@ -38,7 +38,7 @@ from areal.reconcilers.plan import (
 from areal.resources.kinds import KINDS
 from areal.resources.tree import UpdateClass, changes, path_text
 from areal.resources.validation import update_class
-from areal.runtime.backends import LOCAL
+from areal.runtime.backends import LOCAL, declared_backend
 from areal.runtime.backends.base import ENDED, Phase
 from areal.state.records import StoredObject
 
@@ -300,7 +300,7 @@ class Planning:
         """Return ``spec.scheduler.type`` of an object, or of the one to which it is attached."""
         while (host := self.host_of(target.object)) is not None and host in self.scope.by_ref:
             target = self.scope.by_ref[host]
-        return str((target.object.spec.get("scheduler") or {}).get("type", LOCAL))
+        return declared_backend(target.object.spec)
 
     def record_again(self, target: Target, erased: int) -> None:
         """Record a target again after its predecessor was erased."""

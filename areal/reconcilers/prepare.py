@@ -16,7 +16,7 @@ from areal.reconcilers.plan import DoesNotFit, Drift, ObjectPlan, Plan, Refusal,
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
 from areal.resources.kinds import Ref, parse_ref
-from areal.runtime.backends import Backends
+from areal.runtime.backends import LOCAL, Backends
 from areal.runtime.backends.base import LIVE, Capacity, RunState
 from areal.state.files import crash_point, remedy
 from areal.state.objects import ObjectStore, StoreSnapshot
@@ -49,7 +49,7 @@ class CommandContext:
         item = planned.get(ref) or self.store.get(parse_ref(ref))
         if item is not None and (host := host_of(item)) is not None:
             return self.scheduler_of(planned, host)
-        return {"type": "local", **((item.spec.get("scheduler") if item else None) or {})}
+        return {"type": LOCAL, **((item.spec.get("scheduler") if item else None) or {})}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from areal.cli.output import dump, show, write
 from areal.cli.repl import Repl, message_of, message_option, read_line
 from areal.client.gateway import GatewayClient, call_session, close_session
 from areal.dataclasses import dataclass, field
-from areal.errors import NotFound, UsageFault
+from areal.errors import NotFound
 
 if TYPE_CHECKING:
     from areal.client.http import TurnClient
@@ -63,9 +63,7 @@ def chat(
     from areal.client.http import TurnClient
 
     chosen = agent_gateway(cli, service)
-    text = message_of(message, "areal agent chat")
-    if text is None and not cli.format.is_table:
-        raise UsageFault("-o json needs a message: pass -m TEXT or pipe the text in")
+    text = message_of(cli, message, "areal agent chat")
     key = _session(cli, chosen, service, session)
     if session is None:
         set_current(cli, service, key)

@@ -23,7 +23,7 @@ from areal.client.gateway import GatewayClient
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import ArealError, UsageFault, did_you_mean
 from areal.files import parse_json
-from areal.reconcilers.home_view import HomeView
+from areal.reconcilers.home_view import HomeView, service_of
 from areal.resources.kinds import MODEL, served_name
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def chat(cli: Invocation, /, service: str | None, message: str | None, **given: 
     _require_serving(cli, chosen, service, given["model"])
     client = ChatClient(chosen.url, chosen.key, cli.timeout_s or _ANSWER_S)
     talk = ModelChat(client, {name: value for name, value in given.items() if value is not None})
-    text = message_of(message, "areal inf chat")
+    text = message_of(cli, message, "areal inf chat")
     return _prompt(cli, talk) if text is None else _one_shot(cli, talk, text)
 
 
@@ -77,8 +77,6 @@ def _one_shot(cli: Invocation, talk: ModelChat, text: str) -> int:
 
 
 def _prompt(cli: Invocation, talk: ModelChat) -> int:
-    if not cli.format.is_table:
-        raise UsageFault("-o json needs a message: pass -m TEXT or pipe the text in")
     models = talk.client.models()
     if talk.model is None and len(models) == 1:
         talk.settings["model"] = models[0]
@@ -163,7 +161,7 @@ def _require_serving(cli: Invocation, chosen: GatewayClient, service: str | None
         seen = [(name, name, it.phase, it.ready, it.message) for name, it in healths.items()]
     else:
         home, host = HomeView(cli.home), service_name(cli, service)
-        items = [item for item in home.of_kind(MODEL) if item.spec.get("service", "default") == host]
+        items = [item for item in home.of_kind(MODEL) if service_of(item) == host]
         found = home.statuses(items)
         seen = [
             (served_name(item.name, item.spec), item.name, status.phase, status.ready_replicas, status.message)

@@ -18,6 +18,7 @@ from areal.reconcilers.plan import Verb
 from areal.reconcilers.planning import Action, Planning
 from areal.resources.addresses import base_url
 from areal.resources.agent_spec import AgentServiceSpec
+from areal.resources.kinds import service_ref
 from areal.resources.specs import InferenceServiceSpec
 from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import RunState
@@ -56,8 +57,7 @@ def with_callers_of(
         if run.is_live and "inferenceUrl" in run.state.spec.inputs:
             recorded.setdefault(run.state.spec.owner, []).append(run.state.spec.inputs)
     for item in stored:
-        ref, called = str(item.ref), (item.spec.get("inference") or {}).get("service", "default")
-        target = chosen.get(f"InferenceService/{called}")
+        ref, target = str(item.ref), chosen.get(service_ref(item.spec.get("inference") or {}))
         if ref not in recorded or ref in chosen or target is None or target.is_deleted:
             continue
         spec: InferenceServiceSpec = target.spec

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal.reconcilers.kinds import Endpoint, ServiceController, folders_without_object, lazy
 from areal.reconcilers.observe import Health, Observed, best_run, judge, routed_health, serves
+from areal.resources.kinds import service_ref
 from areal.state.files import UnreadableFile, read_json, write_json
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ class AgentServiceController(ServiceController):
     faults_before_start = lazy("areal.reconcilers.kinds.agent_launch:agent_faults")
 
     def called(self, spec: Mapping[str, Any]) -> str | None:
-        inference = spec.get("inference")
-        return f"InferenceService/{inference.get('service', 'default')}" if inference else None
+        return service_ref(spec["inference"]) if spec.get("inference") else None
 
     def health(self, ref: str, spec: Mapping[str, object], seen: Observed, host: Mapping[str, object] | None) -> Health:
         count = self.replicas(spec)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from areal.errors import NotFound, UsageFault, did_you_mean
 from areal.reconcilers.kinds import Endpoint, ServiceController, controller_of, lazy
 from areal.reconcilers.observe import Health, Observed, best_run, judge, serves
-from areal.resources.kinds import Ref
+from areal.resources.kinds import MODEL, Ref, service_ref
 
 if TYPE_CHECKING:
     from areal.resources.specs import InferenceServiceSpec
@@ -40,9 +40,9 @@ class InferenceServiceController(ServiceController):
 
     def scaled(self, store: ObjectStore, ref: Ref, model: str | None) -> Ref:
         """Return the named model, or the service's only model."""
-        models = [item.name for item in store.list("Model") if item.spec.get("service", "default") == ref.name]
+        models = [item.name for item in store.list(MODEL) if service_ref(item.spec) == str(ref)]
         if model is None and len(models) != 1:
             raise UsageFault(f"{ref} has {len(models)} models; say which", hint="--model NAME")
         if model is not None and model not in models:
             raise NotFound(f"{ref} has no model {model!r}{did_you_mean(model, models)}")
-        return controller_of("Model").scaled(store, Ref("Model", model or models[0]), None)
+        return controller_of(MODEL).scaled(store, Ref(MODEL, model or models[0]), None)

@@ -48,6 +48,7 @@ from areal.resources.tree import (
     parse_override,
     path_text,
 )
+from areal.runtime.backends import LOCAL, declared_backend
 
 BUILT_IN = {kind: driver for kind, (driver, _) in DRIVERS.items()}
 _TYPE = "trainer.type"
@@ -274,15 +275,15 @@ def expand_job(job: Wanted, config: JobConfig) -> Wanted:
     ``cluster.n_gpus_per_node``, the layout) where the spec does not set them. Raises InvalidManifest naming the
     field."""
     declared, resources = config.text("scheduler.type"), dict(job.spec.get("resources") or {})
-    if declared not in ("", "local") and not job.spec.get("scheduler"):
+    if declared not in ("", LOCAL) and not job.spec.get("scheduler"):
         job = replace(job, spec={**job.spec, "scheduler": {"type": declared}})
-    scheduler, found = (job.spec.get("scheduler") or {}).get("type", "local"), config.training()
+    scheduler, found = declared_backend(job.spec), config.training()
     per_node = config.get("cluster.n_gpus_per_node")
-    if scheduler != "local" and found is not None and isinstance(per_node, int) and "nodes" not in resources:
+    if scheduler != LOCAL and found is not None and isinstance(per_node, int) and "nodes" not in resources:
         resources["nodes"] = max(1, -(-found[1].world_size // max(1, per_node)))
         job = replace(job, spec={**job.spec, "resources": resources})
     nodes = resources.get("nodes") or 1
-    if nodes > 1 and scheduler == "local":
+    if nodes > 1 and scheduler == LOCAL:
         raise InvalidManifest(
             f"{job.ref}: spec.resources.nodes is {nodes}, and spec.scheduler.type local knows one machine",
             hint="leave nodes out, or scheduler: {type: slurm} or {type: ray}",
@@ -343,12 +344,12 @@ def require_runnable(job: Wanted, config: JobConfig) -> None:
             f"{job.ref}: no installed package registers the backend of scheduler.type {scheduler}; nothing was started",
             hint="scheduler.type=local runs it on this machine",
         )
-    declared = (job.spec.get("scheduler") or {}).get("type", "local")
+    declared = declared_backend(job.spec)
     if scheduler and scheduler != declared:
         raise InvalidManifest(
             f"{job.ref}: scheduler.type is {scheduler}, and spec.scheduler.type is {declared}", hint="leave one out"
         )
-    if declared != "local" and "shm" in (config.get("weight_update_mode"), config.get("actor.weight_update_mode")):
+    if declared != LOCAL and "shm" in (config.get("weight_update_mode"), config.get("actor.weight_update_mode")):
         raise InvalidManifest(
             f"{job.ref}: weight_update_mode shm is for a trainer and engines on one machine, and {declared} may place "
             "them on several",

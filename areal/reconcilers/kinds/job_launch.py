@@ -17,6 +17,7 @@ from areal.resources.job_spec import TrainJobSpec
 from areal.resources.kinds import parse_ref, served_name
 from areal.resources.paths import looked_in
 from areal.resources.validation import effective
+from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import RunSpec
 from areal.state.files import read_json, write_atomic, write_json
 from areal.state.home import VARIABLE, Home
@@ -38,7 +39,7 @@ def driver_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
     runs = context.observed.of(op.ref, DRIVER) if resumes else ()  # an earlier job of this name ran elsewhere
     earlier = max(runs, key=lambda run: run.uid, default=None)
     cwd = spec.working_dir or (earlier.state.spec.cwd if earlier is not None else None) or str(Path.cwd())
-    if slot.backend == "local" and not Path(cwd).is_dir():
+    if slot.backend == LOCAL and not Path(cwd).is_dir():
         message = f"{op.ref}: spec.workingDir: there is no folder {cwd}"
         raise UsageFault(message, hint="create it, or replace the job with another one: areal apply --replace")
     inputs, count = dict(op.args.inputs), op.args.gpus or 0

@@ -35,10 +35,11 @@ from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import NO_PROCESS, Drift, StartRun, Verb
 from areal.reconcilers.planning import KindPlan, ObjectWork, stoppable, superseded
 from areal.resources.job_spec import TrainJobSpec
-from areal.resources.kinds import name_problem
+from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, MODEL, TRAIN_JOB, name_problem
 from areal.resources.nodes import ManifestError
 from areal.resources.tree import ABSENT, get_path, set_path
 from areal.resources.validation import effective
+from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import RunState
 from areal.state.records import AWAITING, JOB, Layer, StoredObject
 
@@ -106,7 +107,7 @@ def _start_cause(work: JobWork, now: JobStatus) -> str:
     if now.phase is JobPhase.STOPPED:
         return f"resumes after attempt {now.attempt}"
     if now.phase is JobPhase.RUNNING and now.run is not None:
-        supervised: TrainJobSpec = effective("TrainJob", now.run.state.spec.spec)  # what its supervisor goes by
+        supervised: TrainJobSpec = effective(TRAIN_JOB, now.run.state.spec.spec)  # what its supervisor goes by
         if supervised.restart != work.spec.restart:
             return "spec.restart changed"
     if now.phase is JobPhase.LOST and work.spec.restart.policy != "Never":
@@ -152,7 +153,7 @@ def _start(work: JobWork, now: JobStatus, cause: str, needs: Sequence[int]) -> N
             hint="areal get processes -o wide shows who holds the GPUs; resources: {gpus: 0} trains without",
         )
     rollout = work.spec.rollout
-    agents = [f"{_AGENTS}/{rollout.agents}"] if rollout is not None and rollout.agents else []
+    agents = [f"{AGENT_SERVICE}/{rollout.agents}"] if rollout is not None and rollout.agents else []
     needs = (*needs, *work.gpus.take(count, work.ref), *called_first(work, rollout, *agents))
     for old in superseded(work.runs, _KEPT):
         work.build.add(Verb.FORGET, work.ref, TARGET, "an older record", needs=needs, run=old.uid)
@@ -164,9 +165,6 @@ def _stop(work: JobWork, now: JobStatus, cause: str) -> tuple[int, ...]:
     """Stop live runs, and processes that a dead supervisor left."""
     ending = [run for run in work.runs if run.is_live or (run.leaves_session and run is now.run)]
     return work.stop_component(DRIVER, ending, cause, work.recorded, work.policy.grace) if ending else ()
-
-
-_JOB, _SERVICE, _MODEL, _AGENTS = "TrainJob", "InferenceService", "Model", "AgentService"
 
 
 _DERIVED = (("rollout",), ("scheduler",), ("resources", PROCESSES), ("resources", "nodes"))
@@ -189,7 +187,7 @@ def with_services(
     for item in wanted:
         made: list[Wanted] = []
         try:
-            if item.kind == _JOB:
+            if item.kind == TRAIN_JOB:
                 item = _with_model_of_agents(item, specs)
                 *services, job = _expand(item, known, owners, specs, recreate=item.ref in replacing)
                 made = [each for each in services if each.ref not in declared]
@@ -214,14 +212,14 @@ def _with_owner(item: Wanted, known: Mapping[str, StoredObject], replacing: Sequ
     if owner is None:
         return item
     job = owner.owner or str(owner.ref)
-    return replace(item, owner=str(owner.ref)) if job.startswith(f"{_JOB}/") and job not in replacing else item
+    return replace(item, owner=str(owner.ref)) if job.startswith(f"{TRAIN_JOB}/") and job not in replacing else item
 
 
 def _with_model_of_agents(job: Wanted, specs: Mapping[str, Mapping[str, Any]]) -> Wanted:
     """Return a job whose episodes an AgentService runs with that service's model to sample from. Raises
     InvalidManifest."""
     rollout = job.spec.get("rollout") or {}
-    if (agents := rollout.get("agents")) is None or (ref := f"{_AGENTS}/{agents}") not in specs:
+    if (agents := rollout.get("agents")) is None or (ref := f"{AGENT_SERVICE}/{agents}") not in specs:
         return job  # what is not there is reported with the other references
     inference = specs[ref].get("inference")
     if inference is None:
@@ -254,14 +252,14 @@ def _expand(
         if rollout is None:
             return [job]
         created = is_derived(earlier, ("rollout",), unnoted=True) and rollout.get("service") == job.name
-        refs = (f"{_SERVICE}/{rollout.get('service')}", f"{_MODEL}/{rollout.get('model')}")
+        refs = (f"{INFERENCE_SERVICE}/{rollout.get('service')}", f"{MODEL}/{rollout.get('model')}")
         kept = [known[ref] for ref in refs if ref in known and (created or _is_of(known[ref], job, known))]
         return [*map(_as_recorded, kept), job]
     config = JobConfig.of(job)
     job = expand_job(job, config)
     require_runnable(job, config)
     owned = _owned_service(job, config) if not job.spec.get("rollout") else None
-    ref = f"{_MODEL}/{(job.spec.get('rollout') or {}).get('model')}"
+    ref = f"{MODEL}/{(job.spec.get('rollout') or {}).get('model')}"
     _require_images(job, config, owned[1].spec if owned is not None else specs.get(ref, {}))
     job = _place_job(job, config)
     if owned is None:
@@ -313,7 +311,7 @@ def _claim_names(
 
     service, model = owned
     if is_taken(model):  # by another job of the same configuration, say: the driver gets the name
-        model = replace(model, ref=f"{_MODEL}/{job.name}", name=job.name)
+        model = replace(model, ref=f"{MODEL}/{job.name}", name=job.name)
     for item in (service, model):
         if is_taken(item):
             raise Conflict(
@@ -329,7 +327,7 @@ def _claim_names(
 def _is_of(item: StoredObject, job: Wanted, known: Mapping[str, StoredObject]) -> bool:
     """Return whether an object belongs to the job, or to a service that does."""
     owner = known.get(item.owner or "")
-    return item.owner == job.ref or (owner is not None and owner.kind == _SERVICE and owner.owner == job.ref)
+    return item.owner == job.ref or (owner is not None and owner.kind == INFERENCE_SERVICE and owner.owner == job.ref)
 
 
 def _as_recorded(item: StoredObject) -> Wanted:
@@ -367,7 +365,7 @@ def _owned_service(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | No
     placement = config.placement_of("rollout", job.spec.get("scheduler") or {})
     placed = {"scheduler": job.spec["scheduler"]} if job.spec.get("scheduler") else {}
     placed = with_placement(placed, replace(placement, resources={}, env={}))
-    service = _wanted(job, _SERVICE, job.name, placed, None if stays else job.ref)
+    service = _wanted(job, INFERENCE_SERVICE, job.name, placed, None if stays else job.ref)
     threads = (job.spec.get("env") or {}).get("OMP_NUM_THREADS")
     spec: dict[str, Any] = {"service": job.name, "backend": str(part), "path": config.absolute(path)}
     if tokenizer := config.text("tokenizer_path"):
@@ -377,7 +375,7 @@ def _owned_service(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | No
     if threads:
         spec["env"] = {"OMP_NUM_THREADS": str(threads)}
     spec = with_placement(spec, replace(placement, settings={}))
-    return service, _wanted(job, _MODEL, name, spec, service.ref)
+    return service, _wanted(job, MODEL, name, spec, service.ref)
 
 
 def _wanted(job: Wanted, kind: str, name: str, spec: Mapping[str, object], owner: str | None) -> Wanted:
@@ -394,7 +392,7 @@ def following_jobs(
     known = {str(item.ref): item for item in stored} | {ref: target.object for ref, target in chosen.items()}
     for ref, item in known.items():
         job = known.get(item.owner or "")
-        if item.kind != _SERVICE or job is None or job.kind != _JOB:
+        if item.kind != INFERENCE_SERVICE or job is None or job.kind != TRAIN_JOB:
             continue
         asked, mine = chosen.get(str(job.ref)), chosen.get(ref)
         if (asked is None and mine is None) or (asked is not None and asked.is_deleted):
@@ -418,7 +416,7 @@ def _awaiting_jobs(
     chosen = {target.ref: target for target in targets}
     known = {str(item.ref): Target(item, "unchanged") for item in stored} | chosen
     if not any(
-        target.object.awaits or any(need.startswith(f"{_JOB}/") for need in target.object.depends_on)
+        target.object.awaits or any(need.startswith(f"{TRAIN_JOB}/") for need in target.object.depends_on)
         for target in known.values()
     ):
         return tuple(targets)
@@ -436,7 +434,7 @@ def _awaiting_jobs(
             return ""
         item, above = target.object, above | {ref}
         for need in item.depends_on:
-            if need.startswith(f"{_JOB}/") and end_of(need) is not JobPhase.SUCCEEDED:
+            if need.startswith(f"{TRAIN_JOB}/") and end_of(need) is not JobPhase.SUCCEEDED:
                 return awaited(need, above) or need
         return next(filter(None, (awaited(need, above) for need in needs_of(item))), "")
 
@@ -494,8 +492,8 @@ def require_job_ids(jobs: Mapping[str, StoredObject], report: StageReporter) -> 
     runs on this machine. Any commit in the cache will do, since a Model that the job trains may pin one."""
     wanted = []
     for ref, stored in jobs.items():
-        spec: TrainJobSpec = effective("TrainJob", stored.spec)
-        if spec.scheduler.type == "local" and not any(each.startswith(f"{_JOB}/") for each in stored.depends_on):
+        spec: TrainJobSpec = effective(TRAIN_JOB, stored.spec)
+        if spec.scheduler.type == LOCAL and not any(each.startswith(f"{TRAIN_JOB}/") for each in stored.depends_on):
             hub = hub_of(stored, spec)
             wanted += [(ref, hub, each) for each in _job_ids(stored) if not hub.has(each.id, each.kind, each.only)]
     require_ids(wanted, report)

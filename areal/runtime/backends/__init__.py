@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from areal.errors import UsageFault
 from areal.resources.kinds import BACKENDS
@@ -22,6 +23,11 @@ LOCAL = "local"
 _USED = "backends"  # $AREAL_HOME/backends/<name>: an empty file for each backend but ``local`` that has started runs
 
 Crash = Callable[[str], None]
+
+
+def declared_backend(spec: Mapping[str, Any]) -> str:
+    """Return the name of the backend that a sparse spec declares, ``spec.scheduler.type``."""
+    return str((spec.get("scheduler") or {}).get("type", LOCAL))
 
 
 def open_backend(
