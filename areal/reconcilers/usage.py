@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from areal.errors import ArealError
 from areal.reconcilers.home_view import HomeView, process_row, service_of
 from areal.resources.kinds import INFERENCE_SERVICE, Ref
+from areal.runtime import procfs
 
 if TYPE_CHECKING:
     from areal.runtime.backends.base import RunState
@@ -90,19 +91,11 @@ def figures(states: Sequence[RunState], before: Sample, after: Sample) -> list[d
 def _usage() -> dict[int, Usage]:
     """Return the usage (CPU time, resident memory) of all visible processes, by session id."""
     found: dict[int, Usage] = {}
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{entry.name}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        session = int(fields[3])
-        so_far = found.get(session, Usage(0.0, 0, 0))
-        found[session] = Usage(
-            so_far.cpu_s + (int(fields[11]) + int(fields[12])) / _TICKS,
-            so_far.memory_bytes + int(fields[21]) * _PAGE,
+    for stat in filter(None, map(procfs.read_stat, procfs.pids())):
+        so_far = found.get(stat.session, Usage(0.0, 0, 0))
+        found[stat.session] = Usage(
+            so_far.cpu_s + stat.cpu_ticks / _TICKS,
+            so_far.memory_bytes + stat.resident_pages * _PAGE,
             so_far.processes + 1,
         )
     return found

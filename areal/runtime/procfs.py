@@ -26,12 +26,22 @@ _DEAD_STATES = frozenset("ZXx")
 
 
 class Stat:
-    """The fields of ``/proc/PID/stat`` that identify a process and its place in the tree."""
+    """The fields of ``/proc/PID/stat`` that identify a process, its place in the tree, and what it uses: ``cpu_ticks``
+    in user and kernel mode, ``resident_pages``."""
 
-    __slots__ = ("comm", "pid", "ppid", "session", "start_ticks", "state", "threads")
+    __slots__ = ("comm", "cpu_ticks", "pid", "ppid", "resident_pages", "session", "start_ticks", "state", "threads")
 
     def __init__(
-        self, pid: int, comm: str, state: str, ppid: int, session: int, start_ticks: int, threads: int = 1
+        self,
+        pid: int,
+        comm: str,
+        state: str,
+        ppid: int,
+        session: int,
+        start_ticks: int,
+        threads: int = 1,
+        cpu_ticks: int = 0,
+        resident_pages: int = 0,
     ) -> None:
         self.pid = pid
         self.comm = comm
@@ -40,6 +50,8 @@ class Stat:
         self.session = session
         self.start_ticks = start_ticks
         self.threads = threads
+        self.cpu_ticks = cpu_ticks
+        self.resident_pages = resident_pages
 
     @property
     def alive(self) -> bool:
@@ -55,9 +67,11 @@ def read_stat(pid: int) -> Stat | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     head, _, tail = data.rpartition(b")")
-    fields = tail.split()
+    state, *fields = tail.split()
+    ppid, session, start_ticks, threads = (int(fields[number]) for number in (0, 2, 18, 16))
+    cpu_ticks, resident_pages = int(fields[10]) + int(fields[11]), int(fields[20])
     comm = head.partition(b"(")[2].decode("utf-8", "replace")
-    return Stat(pid, comm, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]), int(fields[17]))
+    return Stat(pid, comm, state.decode(), ppid, session, start_ticks, threads, cpu_ticks, resident_pages)
 
 
 def pids() -> list[int]:

@@ -32,7 +32,6 @@ from areal.wire.processes import (
     AgentGatewayConfig,
     AgentWorkerConfig,
     InferenceAccess,
-    RegistrationConfig,
     RouterConfig,
 )
 
@@ -64,20 +63,13 @@ def agent_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
             inference=() if access is None else (access,),
         )
         return launch.run(service_argv("agent.gateway"), spec, gateway, grace_s, env=PLAIN_HTTP)
-    registration = RegistrationConfig(
-        router_file=launch.router_file,
-        worker_id=slot.uid,
-        expected=spec.pairs,
-        readiness=readiness_of(spec),
-        held=launch.successor,
-    )
     proxy = AgentDataProxyConfig(
         **about,
         **session_settings(spec),
         service=launch.object.name,
         worker_url=str(launch.inputs["workerUrl"]),
         state_dir=launch.data_folder,
-        registration=registration,
+        registration=launch.registration(spec.pairs, readiness_of(spec)),
         inference=access,
     )
     return launch.run(service_argv("agent.data_proxy"), spec, proxy, grace_s, env=PLAIN_HTTP)

@@ -29,7 +29,7 @@ from areal.hub import MAIN, TOKENIZER_FILES, ByteReporter, Hub, Kind, is_id
 from areal.installation import module_argv
 from areal.reconcilers.kinds import StageReporter, host_of
 from areal.reconcilers.kinds.engine_commands import ENGINE_COMMANDS, engine_env
-from areal.reconcilers.kinds.model_plan import ENGINE, gpus_per_replica, replica_count
+from areal.reconcilers.kinds.model_plan import ENGINE, gpus_per_replica, readiness_of, replica_count
 from areal.reconcilers.launch import (
     NO_GPUS,
     EffectContext,
@@ -88,6 +88,16 @@ class Launch:
         """Return the fields of every configuration: the address, the admin key's file, the log level."""
         about = {"host": self.slot.host, "port": self.slot.port, "admin_key_file": self.admin_key_file}
         return {**about, "log_level": log_level}
+
+    def registration(self, expected: int, readiness: Readiness) -> RegistrationConfig:
+        """Return how a data proxy registers at its router. A successor is held until it is routed."""
+        return RegistrationConfig(
+            router_file=self.router_file,
+            worker_id=self.slot.uid,
+            expected=expected,
+            readiness=readiness,
+            held=self.successor,
+        )
 
     def run(
         self,
@@ -160,8 +170,7 @@ def model_run(context: EffectContext, op: Op[StartRun], slot: Slot) -> RunSpec:
 
 
 def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
-    """Return the run of a data proxy. ``proxy_args`` become flags, which override its configuration. A successor is
-    held until it is routed."""
+    """Return the run of a data proxy. ``proxy_args`` become flags, which override its configuration."""
     secret_env: dict[str, str] = {}
     source: dict[str, Any]
     if spec.external is not None:
@@ -192,13 +201,7 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
         model=spec.served_model_name or launch.object.name,
         drain_timeout=(spec.strategy or service.strategy).drain_timeout_seconds,
         state_dir=launch.data_folder,
-        registration=RegistrationConfig(
-            router_file=launch.router_file,
-            worker_id=launch.slot.uid,
-            expected=replica_count(spec),
-            readiness=Readiness(**spec.probes.readiness.model_dump(by_alias=False)),
-            held=launch.successor,
-        ),
+        registration=launch.registration(replica_count(spec), readiness_of(spec)),
         **source,
     )
     argv = service_argv("inference.data_proxy", spec.proxy_args)

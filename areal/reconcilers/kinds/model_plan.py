@@ -48,6 +48,11 @@ def gpus_per_replica(spec: ModelSpec) -> int:
     return part.devices_per_replica
 
 
+def readiness_of(spec: ModelSpec) -> Readiness:
+    """Return the router's probe settings for the data proxies."""
+    return Readiness(**spec.probes.readiness.model_dump(by_alias=False))
+
+
 class ModelWork(ReplicaWork):
     engine_name = ENGINE
     engine_input = "engineUrl"
@@ -89,7 +94,7 @@ class ModelWork(ReplicaWork):
 
     @property
     def readiness(self) -> Readiness:
-        return Readiness(**self.spec.probes.readiness.model_dump(by_alias=False))
+        return readiness_of(self.spec)
 
     def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> tuple[int, ...]:
         """Request one completion from the data proxy before it is routed. An external endpoint is not warmed up:
