@@ -52,6 +52,10 @@ class Estimate:
         low, high = (None if math.isnan(each) else round(each, 6) for each in (self.low, self.high))
         return {"value": round(self.value, 6), "low": low, "high": high, "prompts": self.prompts}
 
+    def text(self) -> str:
+        interval = "" if math.isnan(self.low) else f" ({self.low:.4f} to {self.high:.4f})"
+        return f"{self.value:.4f}{interval}"
+
 
 class PromptChange(NamedTuple):
     """A prompt whose mean reward differs from the baseline's."""
@@ -175,6 +179,20 @@ def mean_estimate(values: Sequence[float], confidence: float) -> Estimate:
         return Estimate(mean, math.nan, math.nan, count)
     margin = student_quantile(0.5 + confidence / 2, count - 1) * math.sqrt(variance(values) / count)
     return Estimate(mean, mean - margin, mean + margin, count)
+
+
+def ratio_estimate(totals: Sequence[float], weights: Sequence[float], confidence: float) -> Estimate:
+    """Return the sum of ``totals`` / the sum of ``weights``, such as a loss per token of rows, with Student's interval
+    clustered by row: its error is that of the linearized ratio (Cochran 1977, "Sampling Techniques", 6.3). Rows of
+    weight 0 do not count; NaN if none is left."""
+    known = [(total, weight) for total, weight in zip(totals, weights, strict=True) if weight > 0]
+    if not known:
+        return Estimate(math.nan, math.nan, math.nan, 0)
+    weight = math.fsum(weight for _, weight in known)
+    ratio = math.fsum(total for total, _ in known) / weight
+    errors = mean_estimate([total - ratio * each for total, each in known], confidence)
+    margin = (errors.high - errors.value) * len(known) / weight
+    return Estimate(ratio, ratio - margin, ratio + margin, len(known))
 
 
 def share_estimate(shares: Sequence[float], samples: int, confidence: float) -> Estimate:

@@ -8,15 +8,18 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 MAIN = (
-    *("reward/mean", "eval/reward/mean", "accuracy", "loss", "grad_norm", "approx_kl", "ref_kl", "entropy"),
+    *("reward/mean", "eval/reward/mean", "accuracy", "eval/accuracy", "loss", "eval/loss", "grad_norm"),
+    *("approx_kl", "ref_kl", "entropy"),
     *("length/mean", "length/truncated", "groups/without_spread", "staleness/max", "tokens_per_second", "time/step"),
 )
 """The metrics shown by default; a run writes about ten of them."""
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward", ("reward/*", "eval/reward/*", "rollout/reward", "rollout/reward/*")),
-    ("accuracy", ("accuracy", "eval/accuracy")),
-    ("loss", ("loss", "eval/loss")),
+    ("accuracy", ("accuracy", "eval/accuracy", "eval/accuracy/*")),
+    ("loss", ("loss", "eval/loss", "eval/loss/*")),
+    ("perplexity", ("perplexity", "eval/perplexity", "eval/perplexity/*")),
+    ("pass@k", ("eval/pass@*",)),
     ("critic/loss", ("critic/loss",)),
     ("gradient norm", ("grad_norm", "critic/grad_norm")),
     ("KL", ("approx_kl", "ref_kl", "mismatch_kl")),

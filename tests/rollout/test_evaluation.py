@@ -20,6 +20,7 @@ from areal.rollout.evaluation import (
     mean_estimate,
     pass_at,
     pass_estimate,
+    ratio_estimate,
     reward_estimate,
     sample_counts,
     scores_of,
@@ -55,6 +56,34 @@ def test_intervals_match_bootstrap_over_prompts() -> None:
         assert estimate is not None and estimate.value == pytest.approx(fmean(means))
         assert estimate.low == pytest.approx(low, abs=0.01)
         assert estimate.high == pytest.approx(high, abs=0.01)
+
+
+def test_interval_of_ratio_matches_bootstrap_over_rows() -> None:
+    chance = random.Random(9)
+    rows = [
+        (length * chance.gauss(1.0, 0.3) * (1 + length / 40), length) for length in chance.choices(range(1, 40), k=150)
+    ]
+    totals, lengths = ([*column] for column in zip(*rows, (7.0, 0), strict=True))  # the last row has no token
+    found = ratio_estimate(totals, lengths, 0.95)
+    ratios = []
+    for _ in range(4000):
+        drawn = chance.choices(rows, k=len(rows))
+        ratios.append(sum(total for total, _ in drawn) / sum(length for _, length in drawn))
+    ratios.sort()
+    width = ratios[3900] - ratios[100]
+    assert found.prompts == 150
+    assert found.value == pytest.approx(sum(total for total, _ in rows) / sum(length for _, length in rows))
+    assert found.low == pytest.approx(ratios[100], abs=0.08 * width)
+    assert found.high == pytest.approx(ratios[3900], abs=0.08 * width)
+
+
+def test_ratio_of_equal_weights_is_mean() -> None:
+    values = [0.5, 2.0, 3.5, 1.0]
+    assert (
+        ratio_estimate([3 * each for each in values], [3] * 4, 0.9).document() == mean_estimate(values, 0.9).document()
+    )
+    assert math.isnan(ratio_estimate([1.0], [2.0], 0.95).low)
+    assert math.isnan(ratio_estimate([1.0], [0.0], 0.95).value)
 
 
 def test_paired_difference_interval_matches_bootstrap() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -12,9 +13,9 @@ from torch import Tensor
 from areal.api.cli_args import DPOConfig, TrainEngineConfig
 from areal.api.engine_api import TokenOutputs
 from areal.errors import UsageFault
-from areal.rollout.evaluation import share_estimate
-from areal.training.algorithms.losses import PairLoss, dpo_loss, masked_mean, reward_model_loss, sft_loss
-from areal.training.batches import Batch, lengths, paired_batch, select, split_rows, token_batch
+from areal.rollout.evaluation import Estimate, ratio_estimate, share_estimate
+from areal.training.algorithms.losses import PairLoss, dpo_loss, reward_model_loss, sequence_sums, sft_loss
+from areal.training.batches import Batch, lengths, paired_batch, select, split_rows, to_device, token_batch
 from areal.training.metrics import Metrics
 from areal.training.trainers.base import Trainer
 
@@ -38,12 +39,20 @@ class OfflineTrainer(Trainer):
         """Return a batch of rows. Raises UsageFault with the column that a row lacks."""
 
     @abc.abstractmethod
-    def loss(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
-        """Return the mean over a micro-batch."""
+    def losses(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
+        """Return the loss of each of the N units of a micro-batch (rows, or pairs): [N], a sum over its tokens."""
 
     @abc.abstractmethod
+    def weights(self, micro: Batch) -> Tensor:
+        """Return how many tokens or pairs each unit counts as: [N]; 0 if it only fills up a batch."""
+
+    def loss(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
+        """Return the mean over a micro-batch."""
+        return self.losses(outputs, micro).sum() / self.weight(micro).clamp(min=1)
+
     def weight(self, micro: Batch) -> Tensor:
         """Return the weight of that mean."""
+        return self.weights(micro).sum()
 
     @abc.abstractmethod
     def loss_metrics(self, loss: float) -> Metrics:
@@ -93,17 +102,46 @@ class OfflineTrainer(Trainer):
         )
 
     def evaluate(self) -> Metrics:
+        """Return the metrics of ``valid_dataset``, with intervals clustered by row or pair."""
         if not self.valid_dataset:
             return {}
         size = (self.config.valid_dataset or self.config.train_dataset).batch_size
-        weighted, total = 0.0, 0.0
+        losses, weights = list[float](), list[float]()
         for first in range(0, len(self.valid_dataset), size):
             rows = [self.valid_dataset[n] for n in range(first, min(first + size, len(self.valid_dataset)))]
-            batch = self.collate(rows)
-            weight = float(self.weight(batch))
-            mean = self.actor.eval_batch(self.with_reference(self.rank_rows(batch)), self.loss, self.weight)
-            weighted, total = weighted + mean * weight, total + weight
-        return self.loss_metrics(weighted / max(total, 1e-12))
+            batch = self.with_reference(self.rank_rows(self.collate(rows)))
+            with torch.no_grad():
+                outputs = self._outputs(batch)
+                batch = to_device(batch, outputs.logprobs.device)
+                found = torch.stack([self.losses(outputs, batch).double(), self.weights(batch).double()]).tolist()
+            for losses_, weights_ in self.ranks.data_gather(found):
+                losses += losses_
+                weights += weights_
+        loss = ratio_estimate(losses, weights, self.config.evaluator.confidence)
+        metrics = self.loss_metrics(loss.value)
+        intervals = self.intervals(loss, metrics)
+        if self.ranks.is_first:
+            self.progress.info(f"evaluation after step {self.step}: {self._summary(metrics, intervals)}")
+        known = {name: each for name, each in intervals.items() if not math.isnan(each.low)}
+        bounds = [(f"{name}/{end}", getattr(each, end)) for name, each in known.items() for end in ("low", "high")]
+        return metrics | dict(bounds)
+
+    def intervals(self, loss: Estimate, metrics: Metrics) -> dict[str, Estimate]:
+        """Return the estimates of an evaluation by the name of their metric."""
+        return {"loss": loss}
+
+    def _outputs(self, batch: Batch) -> TokenOutputs:
+        """Return the model's outputs for this rank's rows."""
+        if self.actor.config.is_critic:
+            return TokenOutputs.of_critic(self.actor.forward(batch, lambda outputs, micro: outputs.values))
+        logprobs = self.actor.forward(batch, lambda outputs, micro: outputs.logprobs)
+        return TokenOutputs.of_policy(logprobs, logprobs.new_zeros(()).expand_as(logprobs))
+
+    def _summary(self, metrics: Metrics, intervals: Mapping[str, Estimate]) -> str:
+        parts = [
+            f"{name} {intervals[name].text() if name in intervals else f'{metrics[name]:.4f}'}" for name in metrics
+        ]
+        return f"{', '.join(parts)}; intervals of {self.config.evaluator.confidence:.4g}"
 
 
 class PreferenceTrainer(OfflineTrainer):
@@ -119,34 +157,29 @@ class PreferenceTrainer(OfflineTrainer):
     def collate(self, rows: Sequence[Any]) -> Batch:
         return paired_batch(rows)
 
-    def weight(self, micro: Batch) -> Tensor:
-        return real_pairs(micro).sum()
+    @abc.abstractmethod
+    def pairs(self, outputs: TokenOutputs, micro: Batch) -> PairLoss:
+        """Return losses and margins of the N pairs."""
 
-    def evaluate(self) -> Metrics:
-        """Return the metrics, with the confidence interval of the accuracy."""
-        if not (found := super().evaluate()):
-            return found
-        assert self.valid_dataset is not None
-        pairs = len(self.valid_dataset)
-        right = round(found["accuracy"] * pairs)
-        shares = [1.0] * right + [0.0] * (pairs - right)
-        interval = share_estimate(shares, pairs, self.config.evaluator.confidence)
-        return {**found, "accuracy/low": interval.low, "accuracy/high": interval.high}
-
-    def pair_mean(self, result: PairLoss, counting: Tensor) -> Tensor:
+    def losses(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
+        result, counting = self.pairs(outputs, micro), self.weights(micro)
         right = ((result.margins > 0) & counting).sum()
         self._accuracy_counts += torch.stack([right, counting.sum()]).double().cpu()
-        return masked_mean(result.per_pair, counting)
+        return torch.where(counting, result.per_pair, 0.0)
+
+    def weights(self, micro: Batch) -> Tensor:
+        return micro["loss_mask"].any(1)[0::2]
+
+    def intervals(self, loss: Estimate, metrics: Metrics) -> dict[str, Estimate]:
+        right = round(metrics["accuracy"] * loss.prompts)
+        shares = [1.0] * right + [0.0] * (loss.prompts - right)
+        accuracy = share_estimate(shares, loss.prompts, self.config.evaluator.confidence)
+        return {"loss": loss, "accuracy": accuracy}
 
     def loss_metrics(self, loss: float) -> Metrics:
         right, counted = self.ranks.all_sum(self._accuracy_counts.to(self.ranks.device)).tolist()
         self._accuracy_counts.zero_()
         return {"loss": loss, "accuracy": right / max(counted, 1.0)}
-
-
-def real_pairs(micro: Batch) -> Tensor:
-    """Return which pairs of [2N, T] rows are real: [N]. A pair that only fills up a batch is not."""
-    return micro["loss_mask"].any(1)[0::2]
 
 
 class SFTTrainer(OfflineTrainer):
@@ -155,11 +188,15 @@ class SFTTrainer(OfflineTrainer):
     def collate(self, rows: Sequence[Any]) -> Batch:
         return token_batch(rows)
 
-    def weight(self, micro: Batch) -> Tensor:
-        return micro["loss_mask"].sum()
+    def losses(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
+        return sequence_sums(sft_loss(outputs.logprobs, micro["loss_mask"]), micro["loss_mask"])
 
-    def loss(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
-        return masked_mean(sft_loss(outputs.logprobs, micro["loss_mask"]), micro["loss_mask"])
+    def weights(self, micro: Batch) -> Tensor:
+        return micro["loss_mask"].sum(1)
+
+    def intervals(self, loss: Estimate, metrics: Metrics) -> dict[str, Estimate]:
+        value, low, high = (float(torch.exp(torch.tensor(each))) for each in (loss.value, loss.low, loss.high))
+        return {"loss": loss, "perplexity": Estimate(value, low, high, loss.prompts)}
 
     def loss_metrics(self, loss: float) -> Metrics:
         return {"loss": loss, "perplexity": float(torch.exp(torch.tensor(loss)))}
@@ -173,10 +210,9 @@ class RWTrainer(PreferenceTrainer):
         config.is_critic = True
         return config
 
-    def loss(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
+    def pairs(self, outputs: TokenOutputs, micro: Batch) -> PairLoss:
         last = micro["attention_mask"].sum(1) - 1
-        scores = outputs.values.gather(1, last[:, None])[:, 0]
-        return self.pair_mean(reward_model_loss(scores), real_pairs(micro))
+        return reward_model_loss(outputs.values.gather(1, last[:, None])[:, 0])
 
 
 class DPOTrainer(PreferenceTrainer):
@@ -195,8 +231,8 @@ class DPOTrainer(PreferenceTrainer):
     def with_reference(self, batch: Batch) -> Batch:
         return {**batch, "reference": self.reference.forward(batch, lambda outputs, micro: outputs.logprobs)}
 
-    def loss(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
-        result = dpo_loss(
+    def pairs(self, outputs: TokenOutputs, micro: Batch) -> PairLoss:
+        return dpo_loss(
             outputs.logprobs,
             micro["reference"],
             micro["loss_mask"],
@@ -204,4 +240,3 @@ class DPOTrainer(PreferenceTrainer):
             label_smoothing=self.config.actor.label_smoothing,
             kind=self.config.actor.loss_type,
         )
-        return self.pair_mean(result, real_pairs(micro))

@@ -24,7 +24,7 @@ from torch import Tensor
 from areal.api import stats
 from areal.api.cli_args import EvaluatorConfig, PPOConfig
 from areal.client.errors import Blame
-from areal.dataclasses import dataclass, field
+from areal.dataclasses import dataclass, field, replace
 from areal.dataset.images import images_key, row_images
 from areal.errors import ArealError, UsageFault
 from areal.http import tracing
@@ -403,11 +403,8 @@ class Validation:
     def summary(self, metrics: Metrics) -> str:
         """Return the result of ``metrics`` as one line for the log."""
         parts, share = [], f"{self.evaluator.confidence:.4g}"
-        for name in self._estimates():
-            interval = (
-                f" ({metrics[f'{name}/low']:.4f} to {metrics[f'{name}/high']:.4f})" if f"{name}/low" in metrics else ""
-            )
-            parts.append(f"{name} {metrics[f'{name}/mean']:.4f}{interval}")
+        for name, estimate in self._estimates().items():
+            parts.append(f"{name} {replace(estimate, value=metrics[f'{name}/mean']).text()}")
         if "length/truncated" in metrics:
             parts.append(f"truncated {metrics['length/truncated']:.1%}")
         parts.append(f"{metrics['rollouts']:.0f} samples, {metrics['failed']:.0f} failed; intervals of {share}")

@@ -25,7 +25,7 @@ from areal.ui.views import Marks, ViewContext, ViewReader, home
 from areal.ui.views.evaluations import count_of
 
 _POINTS = 600  # buckets of a curve, each with its lowest and highest value
-_MAIN = {*MAIN, *WAITS, "reward/min", "reward/max", "critic/loss", "eval/loss", "eval/accuracy", "critic/grad_norm"}
+_MAIN = {*MAIN, *WAITS, "reward/min", "reward/max", "critic/loss", "critic/grad_norm"}
 _MAIN |= {"mismatch_kl", "length/max", "staleness/mean"}
 _COMPARED_POINTS = 400
 _MOST_JOBS = 8

@@ -22,6 +22,7 @@ from areal.api.cli_args import (
 )
 from areal.api.engine_api import NonFinite
 from areal.errors import UsageFault
+from areal.rollout.evaluation import ratio_estimate
 from areal.state.job_metrics import steps_of
 from areal.training.algorithms.losses import token_outputs
 from areal.training.drivers import sft
@@ -146,6 +147,35 @@ def test_dpo_widens_margin_of_chosen_answer(tmp_path: Path, kind: Literal["sigmo
     assert lines[-1]["eval/accuracy/low"] == pytest.approx(centre - margin, abs=0.01)
     assert lines[-1]["eval/accuracy/high"] == pytest.approx(min(1.0, centre + margin), abs=0.01)
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"]
+    for line in (lines[0], lines[-1]):
+        low, loss, high = (line[f"eval/loss{end}"] for end in ("/low", "", "/high"))
+        assert high - loss == pytest.approx(loss - low) and loss <= high
+
+
+def test_loss_of_evaluation_has_interval_over_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = SFTConfig(
+        **experiment(tmp_path),
+        train_dataset=TrainDatasetConfig(batch_size=5),
+        evaluator=EvaluatorConfig(freq_steps=1, confidence=0.9),
+        model=TrainEngineConfig(**engine(optimizer=optimizer(5e-4))),
+    )
+    rows = [{**row, "loss_mask": [*row["loss_mask"][:-1], number % 3 > 0]} for number, row in enumerate(solved(32))]
+    rows += [{**rows[0], "loss_mask": [0] * len(rows[0]["input_ids"])}]  # nothing is learned
+    with SFTTrainer(config, solved(16), rows) as trainer:
+        found = trainer.evaluate()
+        each = [trainer.collate([row]) for row in rows[:-1]]
+        lengths = [int(batch["loss_mask"].sum()) for batch in each]
+        losses = [
+            trainer.actor.eval_batch(batch, trainer.loss, trainer.weight) * n
+            for batch, n in zip(each, lengths, strict=True)
+        ]
+        whole = trainer.actor.eval_batch(trainer.collate(rows), trainer.loss, trainer.weight)
+    want = ratio_estimate(losses, lengths, 0.9)
+    assert want.low < want.value < want.high
+    assert found["loss"] == pytest.approx(whole, rel=1e-5)
+    assert [found["loss/low"], found["loss/high"]] == pytest.approx([want.low, want.high], rel=1e-4)
+    assert found["perplexity/high"] == pytest.approx(math.exp(want.high), rel=1e-4)
+    assert f"loss {want.text()}, perplexity" in capsys.readouterr().err
 
 
 def test_dpo_uses_configured_reference(tmp_path: Path) -> None:

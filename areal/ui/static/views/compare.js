@@ -5,7 +5,7 @@ import { Chart, colourOf, nearest, useCursor } from "../chart.js";
 export const title = (route) => `compare ${(route.query.jobs ?? "").replaceAll(",", ", ")}`;
 export const up = () => "/";
 
-const MAIN = /^(reward\/mean|eval\/reward\/mean|accuracy|loss|grad_norm|approx_kl|ref_kl|entropy|length\/mean|groups\/without_spread|staleness\/max|tokens_per_second|time\/step)$/;
+const MAIN = /^(reward\/mean|eval\/reward\/mean|(eval\/)?accuracy|(eval\/)?loss|grad_norm|approx_kl|ref_kl|entropy|length\/mean|groups\/without_spread|staleness\/max|tokens_per_second|time\/step)$/;
 const SMOOTH = { none: 0, some: 0.6, much: 0.9 };
 
 export default function Compare({ route }) {
