@@ -14,9 +14,10 @@ import inspect
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from areal.client.errors import CallerError, ClientError, NotReady, UnknownName
@@ -239,7 +240,6 @@ class Collection:
         """Read the episodes on disk. Those beyond this plan are kept, but not counted."""
         self._fault: Exception | None = None  # ends the run
         self._unreachable = 0  # failed attempts since the service last answered one
-        self._groups: dict[int, GroupSessions[str]] = {}
         self.progress = CollectionProgress(len(self.examples) * self.plan.samples)
         self._done: set[str] = set()
         self._unacknowledged: dict[str, str] = {}  # exports of episodes on disk
@@ -271,18 +271,10 @@ class Collection:
     async def _run(self, interrupted: threading.Event) -> None:
         async with self.client:
             await self._resume()
-            episodes = self._start_groups()
-
-            async def run(item: EpisodeSpec) -> Outcome:
-                return await self._episode(item, *episodes[item.number], interrupted)
-
-            executor = Executor(StalenessManager(StalenessWindow(0, 0, self.plan.concurrency)), run)
-            items = [
-                EpisodeSpec(number, example.fields, None, _name(example.number, sample), outside_window=True)
-                for number, (example, sample) in enumerate(episodes)
-            ]
-            if items:
-                await executor.run_all(items, None)
+            executor = Executor(
+                StalenessManager(StalenessWindow(0, 0, self.plan.concurrency)), lambda item: item.workflow(item)
+            )
+            await executor.run_each(self._remaining(interrupted), self.plan.concurrency)
         if self._fault is not None:
             raise self._fault
 
@@ -315,27 +307,33 @@ class Collection:
         await self._finish(episode)
         return True
 
-    def _start_groups(self) -> list[tuple[Example, int]]:
-        """Return the remaining episodes in the order of the data set. The samples of an example are adjacent and share
-        ``GroupSessions``."""
-        episodes = []
+    def _remaining(self, interrupted: threading.Event) -> Iterator[EpisodeSpec]:
+        """Yield the remaining episodes in the order of the data set, until the run ends. The samples of an example are
+        adjacent and share ``GroupSessions``."""
+        numbers = count()
         for example in self.examples:
-            number = example.number
-            samples = [sample for sample in range(self.plan.samples) if _name(number, sample) not in self._done]
-            task, names = f"collect-{self.output.run_id}.{number}", [_name(number, sample) for sample in samples]
-            self._groups[number] = GroupSessions(self.client, task, names, self._note_started, model=self.plan.model)
-            episodes += [(example, sample) for sample in samples]
-        return episodes
+            names = {sample: _name(example.number, sample) for sample in range(self.plan.samples)}
+            names = {sample: name for sample, name in names.items() if name not in self._done}
+            task = f"collect-{self.output.run_id}.{example.number}"
+            model, note = self.plan.model, self._note_started
+            group = GroupSessions(self.client, task, list(names.values()), note, model=model)
+            for sample, name in names.items():
+                if interrupted.is_set() or self._fault is not None:
+                    return
+                run = partial(self._episode, example=example, sample=sample, group=group, interrupted=interrupted)
+                yield EpisodeSpec(next(numbers), example.fields, run, name, outside_window=True)
 
     def _note_started(self, name: str, session: AsyncSession) -> None:
         self.output.started(name, session.session_id)
 
-    async def _episode(self, item: EpisodeSpec, example: Example, sample: int, interrupted: threading.Event) -> Outcome:
+    async def _episode(
+        self, item: EpisodeSpec, example: Example, sample: int, group: GroupSessions[str], interrupted: threading.Event
+    ) -> Outcome:
         if interrupted.is_set() or self._fault is not None:
             return None
         self.progress.running += 1
         try:
-            attempt = partial(self._attempt, item, example, sample, interrupted)
+            attempt = partial(self._attempt, item, example, sample, group, interrupted)
             pause_s, sleep = partial(self._pause_s, example, sample, interrupted), partial(_sleep, interrupted)
             return await run_attempts(item.task_id, attempt, pause_s, {"areal.sample": sample}, sleep=sleep)
         except Exception as error:  # noqa: BLE001 - the run's boundary: a full disk ends it with its error
@@ -366,14 +364,20 @@ class Collection:
         return min(_LONGEST_PAUSE_S, 2.0 ** (number - 1)) * random.uniform(0.5, 1.0)
 
     async def _attempt(
-        self, item: EpisodeSpec, example: Example, sample: int, interrupted: threading.Event, number: int
+        self,
+        item: EpisodeSpec,
+        example: Example,
+        sample: int,
+        group: GroupSessions[str],
+        interrupted: threading.Event,
+        number: int,
     ) -> Rollout | None:
         if number > 1:
             if interrupted.is_set() or self._fault is not None:
                 return None
             self.progress.retried += 1
         began = time.monotonic()
-        session = await self._session(example, item.task_id)
+        session = await self._session(group, item.task_id)
         try:
             episode = await self._sample(example, sample, session)
         except Exception as error:
@@ -385,11 +389,11 @@ class Collection:
         await self._finish(replace(episode, seconds=time.monotonic() - began))
         return Rollout(item, None, 0, 0, number)
 
-    async def _session(self, example: Example, name: str) -> AsyncSession:
+    async def _session(self, group: GroupSessions[str], name: str) -> AsyncSession:
         """Return a session for an episode. A refusal ends the run, because a wrong model or key fails all later
         starts."""
         try:
-            return await self._groups[example.number].take(name)
+            return await group.take(name)
         except ClientError as error:
             failure = failure_of(error, self.plan.timeout_s)
             if failure.kind is FailureKind.UNREACHABLE:

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 from areal.dataclasses import dataclass, field
@@ -234,6 +234,18 @@ class Executor:
                     self._abort(*running)
             self.admit()
         return [future.result() for future in futures]
+
+    async def run_each(self, items: Iterator[EpisodeSpec], at_once: int) -> None:
+        """Run episodes outside the staleness window and wait for all. ``items`` is read as they start: at most
+        ``at_once`` are in memory."""
+
+        async def work() -> None:
+            for item in items:
+                await self.run_all([item], None)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(at_once):
+                group.create_task(work(), name=f"episodes-{number}")
 
     def _raise_if_stuck(self, wanted: str, *, waits_for_input: bool) -> None:
         staleness = self.staleness

@@ -69,6 +69,27 @@ async def test_episode_that_runs_again_at_its_end_is_in_flight() -> None:
     assert ([each.head_version for each in taken], executor._tasks) == ([5], {})
 
 
+async def test_run_each_reads_items_as_they_start() -> None:
+    read = 0
+    ended: list[int] = []
+
+    def items():
+        nonlocal read
+        for read in range(1, 501):
+            yield item(read, outside_window=True)
+
+    async def run(spec: EpisodeSpec) -> Rollout | None:
+        assert read - len(ended) <= 8 and len(executor._awaited) <= 8
+        await asyncio.sleep(0.001 * (spec.number % 3))
+        ended.append(spec.number)
+        return rollout(spec.number) if spec.number % 2 else None
+
+    executor = Executor(StalenessManager(StalenessWindow(0, 0, 8)), run)
+    await executor.run_each(items(), 8)
+    assert sorted(ended) == list(range(1, 501))
+    assert (executor._awaited, executor._tasks, executor.staleness.idle) == ({}, {}, True)
+
+
 def test_capacity_equals_published_formula_for_whole_batches() -> None:
     """(v + eta + 1) * B - (accepted + running), with accepted since the start: (v + 1) * B of it are consumed while
     version v is trained on, and v * B before."""
