@@ -245,16 +245,10 @@ Files = Mapping[str, Sequence[str]]
 def hub_rows(source: str, split: str | None = None) -> Rows:
     """Read ``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT`` of the hub. ``split`` applies if ``source`` has none.
     Raises NotFound, UsageFault, BadData."""
-    name, *rest = source.split(":")
-    if not is_id(name) or len(rest) > 2:
-        raise NotFound(f"{source} is neither a file or folder here nor NAME[:CONFIG][:SPLIT] of the Hugging Face hub")
-    config, split = (rest[0] if len(rest) == 2 else None), (rest[-1] if rest else split)
     hub = Hub.of()
+    name, config, split = _parts(source, split)
     commit = hub.commit(name, kind="dataset")
-    names = hub.files(name, commit, "dataset")
-    card = (hub.snapshot(name, commit, "dataset", only=(_CARD,)) / _CARD) if _CARD in names else None
-    text = card.read_text(encoding="utf-8") if card is not None and card.is_file() else ""
-    files = files_of(names, configs_of(text), config, split, name)
+    files = _hub_files(hub, name, commit, config, split)
     if not files or not all(file.endswith(SUFFIXES) for file in files):
         try:
             import datasets
@@ -271,6 +265,35 @@ def hub_rows(source: str, split: str | None = None) -> Rows:
         return Rows((dict(row) for row in found), name)
     folder = hub.snapshot(name, commit, "dataset", only=tuple(map(literal_pattern, files)))
     return read_files([folder / file for file in files], name)
+
+
+def cached_files(source: str, split: str | None, hub: Hub) -> list[Path] | None:
+    """Return the files that ``hub_rows`` reads; None if they are unknown, not all of them are in the cache, or another
+    package reads them."""
+    try:
+        name, config, split = _parts(source, split)
+        commit = hub.commit(name, kind="dataset")
+        files = _hub_files(hub, name, commit, config, split)
+    except ArealError:
+        return None
+    folder = hub.repository(name, "dataset") / "snapshots" / commit
+    found = [folder / file for file in files if file.endswith(SUFFIXES) and (folder / file).is_file()]
+    return found if found and len(found) == len(files) else None
+
+
+def _parts(source: str, split: str | None) -> tuple[str, str | None, str | None]:
+    """Return name, configuration and split of ``NAME[:CONFIG][:SPLIT]``. Raises NotFound."""
+    name, *rest = source.split(":")
+    if not is_id(name) or len(rest) > 2:
+        raise NotFound(f"{source} is neither a file or folder here nor NAME[:CONFIG][:SPLIT] of the Hugging Face hub")
+    return name, (rest[0] if len(rest) == 2 else None), (rest[-1] if rest else split)
+
+
+def _hub_files(hub: Hub, name: str, commit: str, config: str | None, split: str | None) -> list[str]:
+    names = hub.files(name, commit, "dataset")
+    card = (hub.snapshot(name, commit, "dataset", only=(_CARD,)) / _CARD) if _CARD in names else None
+    text = card.read_text(encoding="utf-8") if card is not None and card.is_file() else ""
+    return files_of(names, configs_of(text), config, split, name)
 
 
 def configs_of(card: str) -> dict[str, Files]:

@@ -353,7 +353,7 @@ def get_custom_dataset(
     split = split or (dataset_config.split if dataset_config is not None else None)
     kind = type or (dataset_config.type if dataset_config is not None else "") or "rl"
     longest = max_length if max_length is not None else getattr(dataset_config, "max_length", None)
-    if where in DATASETS or (":" in where and "/" not in where) or _is_dotted(where):
+    if is_loader(where):
         loader = DATASETS.resolve(where) if where in DATASETS else load_attr(where, "dataset")
         return loader(split=split, dataset_config=dataset_config, tokenizer=tokenizer)
     rows = read_dataset(where, split)
@@ -406,6 +406,11 @@ def columns_named(
         train_on=dataset_config.train_on,
         template_kwargs=dataset_config.chat_template_kwargs,
     )
+
+
+def is_loader(where: str) -> bool:
+    """Return whether ``where`` names a function that loads a data set."""
+    return where in DATASETS or (":" in where and "/" not in where) or _is_dotted(where)
 
 
 def _is_dotted(where: str) -> bool:

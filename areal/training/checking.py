@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -23,10 +23,10 @@ from areal.api import cli_args
 from areal.api.cli_args import BaseExperimentConfig, PPOConfig
 from areal.api.config.loading import ConfigError, ConfigFault, examine, values_of
 from areal.api.config.training import TrainEngineConfig
-from areal.dataset.files import SUFFIXES, read_rows
-from areal.dataset.loading import DEFAULT_SPLITS, formatted
+from areal.dataset.files import SUFFIXES, Rows, cached_files, read_files, read_rows
+from areal.dataset.loading import DEFAULT_SPLITS, formatted, is_loader
 from areal.errors import ArealError, UsageFault
-from areal.hub import is_id
+from areal.hub import Hub, is_id
 from areal.resources.paths import import_fault, looks_local, module_of
 from areal.resources.tree import FieldPath
 from areal.reward.functions import Parameters, SignatureText, check_columns, columns_read
@@ -126,8 +126,25 @@ def _texts(setting: str | Sequence[str]) -> list[str]:
     return [each for each in ([setting] if isinstance(setting, str) else setting) if each]
 
 
-def _local_paths(dataset: Any) -> list[Path]:
-    return [Path(each).expanduser() for each in _texts(getattr(dataset, "path", ""))]
+def _first_rows(path: str, split: str, count: int) -> Rows | None:
+    """Return the first rows of a local data set, or of one of the hub that is in the cache; None if it must be
+    downloaded, or would be slow to read. Raises ArealError."""
+    local = Path(path).expanduser()
+    if local.exists():
+        return read_rows(local, split, first=count) if _is_quick_to_read(local) else None
+    files = _cached_files(path, split)
+    return read_files(files, path, first=count) if files and all(map(_is_quick_to_read, files)) else None
+
+
+def _cached_files(path: str, split: str) -> list[Path] | None:
+    if looks_local(path) or path.endswith(SUFFIXES) or is_loader(path):
+        return None
+    return cached_files(path, split, replace(Hub.of(), offline=True))
+
+
+def _is_outdated(path: str, split: str) -> bool:
+    """Return whether the hub has other files than the cache. It is asked only about data sets with a fault."""
+    return not Path(path).expanduser().exists() and cached_files(path, split, Hub.of()) != _cached_files(path, split)
 
 
 def _is_quick_to_read(path: Path) -> bool:
@@ -139,41 +156,48 @@ def _is_quick_to_read(path: Path) -> bool:
 
 
 def _row_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
-    """Yield columns that the reward requires and the first rows of a local data set lack. User-defined workflows and
-    data sets are not checked; the driver checks all rows before an engine starts."""
-    if not isinstance(config, PPOConfig) or config.is_online or config.workflow != PPOConfig.workflow:
-        return
-    if config.rollout.agent is not None or config.rollout.openai is not None:
-        return
-    written = [written_parameters(each, ["", *sys.path]) for each in _texts(config.reward_fn)]
+    """Yield data sets whose first rows cannot be read, or lack columns that the reward requires. The columns of
+    user-defined workflows are not known; the driver checks all rows before an engine starts."""
+    rewards: list[Parameters] | None = None
+    if isinstance(config, PPOConfig) and _uses_default_workflow(config):
+        rewards = [written_parameters(each, ["", *sys.path]) for each in _texts(config.reward_fn)]
     for name in ("train_dataset", "valid_dataset"):
         dataset = getattr(config, name)
-        for path in filter(_is_quick_to_read, _local_paths(dataset)):
+        for path in _texts(getattr(dataset, "path", "")):
+            split = dataset.split or DEFAULT_SPLITS[name]
             try:
-                given = read_rows(path, dataset.split or DEFAULT_SPLITS[name], first=_FIRST_ROWS)
-                rows = formatted(given, "rl", None, None) if (dataset.type or "rl") == "rl" else given
-                check_columns(written, rows, rows.place)
-            except UsageFault as error:
-                yield (name, "path"), f"{error.message}{f'; {error.hint}' if error.hint else ''}"
+                given = _first_rows(path, split, _FIRST_ROWS)
+                if given is not None and rewards is not None:
+                    rows = formatted(given, "rl", None, None) if (dataset.type or "rl") == "rl" else given
+                    check_columns(rewards, rows, rows.place)
             except ArealError as error:
-                yield (name, "path"), error.message
+                if not _is_outdated(path, split):
+                    hint = f"; {error.hint}" if error.hint and isinstance(error, UsageFault) else ""
+                    yield (name, "path"), f"{error.message}{hint}"
+
+
+def _uses_default_workflow(config: PPOConfig) -> bool:
+    """Return whether the default workflow passes the rows to the reward."""
+    is_default = config.workflow == PPOConfig.workflow and not config.is_online
+    return is_default and config.rollout.agent is None and config.rollout.openai is None
 
 
 def _batch_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
-    """Yield a batch size for which local data sets have too few rows. The driver counts without rows that are too
+    """Yield a batch size for which the data sets have too few rows. The driver counts without rows that are too
     long."""
     data = config.train_dataset
-    files = _local_paths(data)
-    if not files or not data.drop_last or not all(map(_is_quick_to_read, files)):
+    paths, split = _texts(data.path), data.split or DEFAULT_SPLITS["train_dataset"]
+    if not paths or not data.drop_last:
         return
-    split = data.split or DEFAULT_SPLITS["train_dataset"]
     try:
-        count = sum(len(read_rows(each, split, first=data.batch_size)) for each in files)
+        read = [_first_rows(path, split, data.batch_size) for path in paths]
     except ArealError:  # reported by ``_row_faults``
         return
-    if count < data.batch_size:
-        why = f"a batch of {data.batch_size} is more than the {count} rows of the data set"
-        yield ("train_dataset", "batch_size"), f"{why}: lower it, or set train_dataset.drop_last=false"
+    count = sum(len(rows) for rows in read if rows is not None)
+    if None in read or count >= data.batch_size or any(_is_outdated(path, split) for path in paths):
+        return
+    why = f"a batch of {data.batch_size} is more than the {count} rows of the data set"
+    yield ("train_dataset", "batch_size"), f"{why}: lower it, or set train_dataset.drop_last=false"
 
 
 def written_parameters(name: str, places: Sequence[str]) -> Parameters:

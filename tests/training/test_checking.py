@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from areal.training.checking import check_all
+from tests.hub_standin import fill_cache, hub_environment, hub_standin
+
+__all__ = ["hub_environment"]
 
 WELL: dict[str, Any] = {
     "experiment_name": "e",
@@ -186,6 +189,58 @@ def test_batch_reward_is_refused_also_for_hub_dataset(folder: Path, files: dict[
     (found,) = faults(folder, {"train_dataset": {"path": "org/rows"}})
     assert list(found["path"]) == ["reward_fn"]
     assert "(completions: list[str], **kwargs) -> list[float] cannot be called" in found["message"]
+
+
+@pytest.fixture
+def cached(folder: Path) -> dict[str, str]:
+    """A data set of the hub in a cache, and the environment of a job that uses it."""
+    made = folder / "made"
+    made.mkdir()
+    (made / "train.jsonl").write_text(_ROW % "gold" + _ROW % "answer")
+    (made / "test.jsonl").write_text(_ROW % "gold")
+    fill_cache(folder / "hf" / "hub", "org/rows", made, kind="dataset")
+    (folder / "rewards.py").write_text("def right(prompt, completions, gold): ...\n")
+    return {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}
+
+
+def test_dataset_in_hub_cache_is_checked_offline(folder: Path, cached: dict[str, str]) -> None:
+    place = {"path": "org/rows", "batch_size": 3}
+    rows, batch = faults(folder, {"train_dataset": place}, env=cached)
+    assert list(rows["path"]) == ["train_dataset", "path"]
+    assert "train.jsonl:2: the reward right" in rows["message"] and "a row has answer" in rows["message"]
+    assert list(batch["path"]) == ["train_dataset", "batch_size"]
+    assert "a batch of 3 is more than the 2 rows" in batch["message"]
+    assert not faults(folder, {"train_dataset": {"path": "org/rows:test"}}, env=cached)
+    assert not faults(folder, {"train_dataset": {"path": "org/other"}}, env=cached), "not in the cache"
+    (found,) = faults(
+        folder, {"train_dataset": {"path": "org/rows:test"}, "valid_dataset": {"path": "org/rows:train"}}, env=cached
+    )
+    assert list(found["path"]) == ["valid_dataset", "path"]
+
+
+@pytest.mark.parametrize("change", ["none", "down", "new commit", "more files"])
+def test_fault_of_cached_dataset_is_that_of_hub(folder: Path, cached: dict[str, str], change: str) -> None:
+    files = {each.name: each.read_bytes() for each in (folder / "made").iterdir()}
+    with hub_standin() as hub:
+        environment = {"HF_HOME": cached["HF_HOME"], "HF_ENDPOINT": hub.url}
+        more = {"train-00001.jsonl": (_ROW % "gold").encode()} if change == "more files" else {}
+        hub.repository("org/rows", "dataset").push({**files, **more}, "new" if change == "new commit" else "org/rows")
+        hub.down = change == "down"
+        found = faults(folder, {"train_dataset": {"path": "org/rows", "batch_size": 3}}, env=environment)
+        assert len(found) == (2 if change in ("none", "down") else 0)
+        asked = len(hub.asked)
+        assert asked and not faults(folder, {"train_dataset": {"path": "org/rows:test"}}, env=environment)
+        assert len(hub.asked) == asked, "a data set without a fault asks no server"
+
+
+@pytest.mark.parametrize(("trainer", "config"), [("sft", "SFTConfig"), ("rw", "RWConfig")])
+def test_unreadable_rows_are_refused_for_every_trainer(folder: Path, trainer: str, config: str) -> None:
+    (folder / "rows.jsonl").write_text("")
+    model = {"path": "model"}
+    values = {"trainer": {"type": trainer}, "model": model, "train_dataset": {"path": "rows.jsonl"}}
+    text = json.dumps({**{name: WELL[name] for name in ("experiment_name", "trial_name")}, **values})
+    (found,) = faults(folder, text, config=config)
+    assert (list(found["path"]), found["message"]) == (["train_dataset", "path"], "rows.jsonl: there are no rows")
 
 
 def test_valid_local_dataset_passes_and_remote_is_not_checked(folder: Path) -> None:
