@@ -400,3 +400,11 @@ def _columns_read(function: Any) -> tuple[str, ...]:
     except (OSError, TypeError, SyntaxError, ValueError):
         return ()
     return columns_read(node) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ()
+
+
+def float_of(value: Any) -> float:
+    """Return a number of any library as a float. Raises OverflowError, ValueError, and TypeError also for text: a
+    reward that returns the answer "4" is not a reward of 4."""
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError(f"{value!r} is text")
+    return float(value)

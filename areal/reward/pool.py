@@ -37,7 +37,7 @@ from areal.reward.frames import (
     pack,
     unpack,
 )
-from areal.reward.functions import Parameters, is_async, target_of
+from areal.reward.functions import Parameters, float_of, is_async, target_of
 from areal.wire.bodies import LARGEST_F32
 
 _log = logging.getLogger(__name__)
@@ -417,7 +417,7 @@ def _or_raise(end: float | BaseException) -> float | Exception:
 def number(value: Any) -> float:
     """Return ``value`` as a float. Raises RewardRaised if it is not a number, or not finite in a row's float32."""
     try:
-        found = float(value)
+        found = float_of(value)
     except OverflowError:
         found = math.inf
     except (TypeError, ValueError) as error:

@@ -28,7 +28,7 @@ from areal.http import tracing
 from areal.loading import call_with, check_call, load_callable
 from areal.reward.answers import BUILT_IN
 from areal.reward.frames import FunctionTarget, RewardError, RewardRaised, RewardTimeout
-from areal.reward.functions import OWN_ARGUMENTS, Parameters, check_columns
+from areal.reward.functions import OWN_ARGUMENTS, Parameters, check_columns, float_of
 from areal.reward.pool import RewardPool, number
 from areal.rollout.collection_output import CollectionProgress, OutputFolder, outcome_of
 from areal.rollout.executor import Executor, Outcome, run_attempts
@@ -154,7 +154,7 @@ def named_agent(text: str) -> Agent:
 def _number(value: Any) -> float:
     """Convert a number of any library. Raises EpisodeFailed."""
     try:
-        return float(value)
+        return float_of(value)
     except (TypeError, ValueError, OverflowError) as error:
         message = f"the agent returned {type(value).__name__}, not a text, a reward, or rewards by interaction id"
         raise EpisodeFailed(FailureKind.AGENT, message) from error

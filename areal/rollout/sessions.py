@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from areal.errors import ArealError, UsageFault
 from areal.http import tracing
+from areal.reward.functions import float_of
 from areal.wire.bodies import LARGEST_F32, ExportTrajectories
 from areal.wire.fields import write_fields
 
@@ -40,7 +41,7 @@ def seal(reward: float | Mapping[str, float]) -> Generator[SessionCall, Mapping[
     a reward that is not a finite number."""
     try:
         items = reward.items() if isinstance(reward, Mapping) else [("", reward)]
-        rewards = {name: float(each) for name, each in items}
+        rewards = {name: float_of(each) for name, each in items}
         if not all(abs(each) <= LARGEST_F32 for each in rewards.values()):  # nor NaN
             raise ValueError("not finite in a row's float32")
     except (TypeError, ValueError, OverflowError) as error:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from areal.api.reward_api import AsyncRewardWrapper, RewardRaised, RewardTimeout
 from areal.errors import UsageFault
 from areal.reward.functions import Parameters, columns_read, name_of
-from areal.reward.pool import close_pools_of_this_loop, jobs_of, open_pool_of_this_loop
+from areal.reward.pool import close_pools_of_this_loop, jobs_of, number, open_pool_of_this_loop
 from areal.rollout.rows import RowReward
 from areal.training.checking import written_parameters
 from tests.reward import rewards
@@ -82,6 +83,13 @@ async def test_slow_import_is_not_counted_as_reward_time(tmp_path: Path, monkeyp
 async def test_dead_process_is_replaced_and_reward_computed(tmp_path: Path) -> None:
     reward = AsyncRewardWrapper(rewards.dies_once)
     assert await reward("p", "c", [], [], mark=str(tmp_path / "mark")) == 1.0
+
+
+@pytest.mark.parametrize("value", ["4", "0.5", b"1", None, [1.0], 1j])
+def test_reward_that_is_no_number_is_refused_with_its_value(value: object) -> None:
+    with pytest.raises(RewardRaised, match=re.escape(f"a reward must be a number, not {value!r}")):
+        number(value)
+    assert [number(each) for each in (True, np.float32(0.5), np.int64(3))] == [1.0, 0.5, 3.0]
 
 
 @pytest.mark.parametrize("function", [rewards.not_finite, rewards.past_float, rewards.past_float32])

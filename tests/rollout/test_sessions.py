@@ -66,7 +66,8 @@ def test_episode_reward_goes_to_each_open_trajectory() -> None:
 
 
 @pytest.mark.parametrize(
-    "reward", [[1.0, 0.0], None, "good", {"": [1.0]}, float("nan"), {"a": float("inf")}, 1e39, 10**400]
+    "reward",
+    [[1.0, 0.0], None, "good", "4", {"a": "0.5"}, b"1", {"": [1.0]}, float("nan"), {"a": float("inf")}, 1e39, 10**400],
 )
 def test_reward_that_is_not_a_number_is_refused_with_its_value(reward: Any) -> None:
     with pytest.raises(
