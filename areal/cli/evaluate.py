@@ -389,11 +389,12 @@ def _read_baseline(cli: Invocation, text: str) -> _Baseline:
         files = find_evaluation(cli.home, text)
     except NotFound as error:
         raise NotFound(f"--baseline {text}: {error.message}", hint=error.hint) from error
-    if missing := files.summary.get("missing"):
-        done, planned = files.summary["done"], files.summary["planned"]
-        cli.info(f"the baseline has {done} of {planned} episodes; {missing} are missing")
-    episodes = read_episodes(files.path)
-    episodes = each_once(episodes) if files.path.is_dir() else episodes
+    if not files.path.is_dir():
+        return _Baseline(files, scores_of(read_episodes(files.path), None))
+    episodes = list(each_once(read_episodes(files.path)))
+    planned, done = (files.summary.get(name, 0) for name in ("planned", "done"))
+    if missing := planned - min(done, len(episodes)):  # a later run that was killed may have cut the file
+        cli.info(f"the baseline has {planned - missing} of {planned} episodes; {missing} are missing")
     return _Baseline(files, scores_of(episodes, files.summary.get("prompt_field")))
 
 

@@ -139,7 +139,9 @@ def test_folder_that_cannot_be_written_is_named(bench: Bench, evaluating: Evalua
     assert evaluating("mine").code == 0
     lines = evaluating.folder("mine") / "trajectories.jsonl"
     lines.write_bytes(lines.read_bytes()[:-9])  # as a resumed one that was killed leaves it
-    assert evaluating("next", "--baseline", "mine").json["comparison"]["reward"]["prompts"] == 3
+    following = evaluating("next", "--baseline", "mine")
+    assert following.json["comparison"]["reward"]["prompts"] == 3
+    assert "the baseline has 3 of 4 episodes; 1 are missing" in following.err
     journal = evaluating.folder("mine") / "journal.jsonl"
     journal.write_text('{"op": "started"}\n')
     refused = evaluating("mine", "--resume")
