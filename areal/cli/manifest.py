@@ -55,8 +55,11 @@ class SourceFlags(NamedTuple):
     def read(self) -> RenderRequest:
         """Return the request to render the manifests. Reads stdin if a flag names it."""
         from areal.resources.render import RenderRequest
+        from areal.resources.yaml_io import MAX_FILE_BYTES
 
-        stdin = sys.stdin.read() if STDIN in self.files else None
+        stdin = None
+        if STDIN in self.files:  # in UTF-8, whatever the locale; one byte more than a manifest may have is refused
+            stdin = sys.stdin.buffer.read(MAX_FILE_BYTES + 1).decode("utf-8", "surrogateescape")
         return RenderRequest(**self._asdict(), stdin=stdin, note=lambda text: click.echo(text, err=True))
 
     def render(self) -> Rendered:

@@ -36,7 +36,6 @@ from areal.state.objects import ObjectStore
 
 FIX = "areal doctor --fix"
 END = f"{FIX} --yes ends it"
-NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "ceph", "gpfs", "9p")
 _LEAST_FREE_BYTES = 64 << 20
 
 
@@ -197,7 +196,7 @@ def _home(ctx: Context) -> Iterator[_Diagnosis]:
         why = "its mount options keep kernel locks on one machine: two of them could run one object"
         fix = "mount it without nolock and local_lock (NFS), with flock (Lustre), or use a local folder: AREAL_HOME"
         yield _Diagnosis(Finding("error", f"{root} is on {kind}", why, fix))
-    elif hold is None and kind in NETWORK_FILESYSTEMS:
+    elif hold is None and upkeep.may_span_machines(kind):
         why = "kernel locks may not hold between machines: two of them could run one object"
         fix = "use areal from one machine, or a local folder: --home or AREAL_HOME"
         yield _Diagnosis(Finding("warning", f"{root} is on {kind}", why, fix))

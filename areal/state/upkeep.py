@@ -119,6 +119,15 @@ def locks_hold_between_machines(kind: str, options: Collection[str]) -> bool | N
     return None
 
 
+_OF_NETWORKS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "9p", "virtiofs", "beegfs", "afs")
+_OF_ONE_MACHINE = ("fuseblk", "fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.gocryptfs", "fuse.encfs")
+
+
+def may_span_machines(kind: str) -> bool:
+    """Return whether other machines may have the same file system mounted: most of FUSE are clients of a network."""
+    return kind in _OF_NETWORKS or (kind.partition(".")[0] == "fuse" and kind not in _OF_ONE_MACHINE)
+
+
 def _walk(home: Home) -> Iterator[Path]:
     for top in (home.objects, home.journal, home.locks, home.credentials):
         for folder, _, names in os.walk(top):

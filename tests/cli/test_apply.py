@@ -138,6 +138,20 @@ def test_manifest_from_stdin(spawn: Spawner) -> None:
     assert out.split() == ["inferenceservice/default", "model/qwen"]
 
 
+def test_endless_stdin_is_refused_without_reading_it_all(spawn: Spawner) -> None:
+    with Path("/dev/zero").open("rb") as endless:
+        found = spawn("validate", "-f", "-", stdin=endless.fileno()).finish()
+    assert found.code == 3 and found.err.startswith("<stdin>:1:1: larger than 16 MiB"), found.err
+
+
+def test_stdin_is_utf_8_whatever_the_locale(spawn: Spawner) -> None:
+    process = spawn("render", "-f", "-", "-o", "json", stdin=-1, PYTHONIOENCODING="ascii")
+    out, _ = process.popen.communicate(MANIFEST.replace("{name: qwen}", "{name: qwen, annotations: {a: \u00e9}}"), 60)
+    assert json.loads(out)["items"][1]["metadata"]["annotations"] == {
+        "a": "?"
+    }  # as ASCII shows it: it is one character
+
+
 def test_set_changes_rendered_manifest(areal: Areal, manifest: str) -> None:
     result = areal("render", "-f", manifest, "--set", "model/qwen:spec.replicas=3", "--json")
     assert result.json["items"][1]["spec"]["replicas"] == 3

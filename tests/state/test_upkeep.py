@@ -16,6 +16,7 @@ from areal.state.upkeep import (
     filesystem,
     leftovers,
     locks_hold_between_machines,
+    may_span_machines,
     set_aside,
     sweep,
     tighten,
@@ -145,3 +146,13 @@ def test_partly_removed_object_is_a_leftover(store: ObjectStore) -> None:
     assert [path.name.startswith(".trash") for path in leftovers(store.home)] == [True]
     sweep(store.home)
     assert leftovers(store.home) == ()
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "virtiofs", "fuse", "fuse.sshfs", "fuse.juicefs"])
+def test_other_machines_may_have_a_network_file_system(kind: str) -> None:
+    assert may_span_machines(kind)
+
+
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs", "overlay", "fuseblk", "fuse.fuse-overlayfs"])
+def test_other_machines_have_no_local_file_system(kind: str) -> None:
+    assert not may_span_machines(kind)
