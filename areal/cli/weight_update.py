@@ -17,7 +17,7 @@ from areal.cli.objects import service_option
 from areal.cli.options import Invocation, read_options, stack, watch_options
 from areal.cli.output import Column, emit_one, emit_rows, field, show_status
 from areal.cli.remote import gateway, gateway_of, local_options, model_at
-from areal.client.gateway import GatewayClient
+from areal.client.gateway import GatewayClient, error_message
 from areal.dataclasses import replace
 from areal.errors import ArealError, NotFound, UsageFault
 from areal.numbers import age, duration
@@ -171,9 +171,7 @@ def force_sync(cli: Invocation, service: str, pair: str) -> int:
     chosen = replace(_chosen(cli, service), timeout_s=min(cli.timeout_s or _SYNC_S, _SYNC_S))
     status, document = chosen.ask("POST", "/force_sync", {"pair_name": pair})
     if status == 404:
-        error = document.get("error") if isinstance(document, dict) else None
-        message = str(error["message"]) if isinstance(error, dict) else "there is no such pair"
-        raise NotFound(message, hint="areal weight-update pairs")
+        raise NotFound(error_message(document) or "there is no such pair", hint="areal weight-update pairs")
     done = chosen.checked("POST", "/force_sync", status, document)
     text = f"pair/{pair} synced: version {done['version']}, {duration(done['duration_ms'] / 1000)}"
     emit_one(cli, {"pair_name": pair, **done}, name=f"pair/{pair}", text=lambda: text, answered=True)

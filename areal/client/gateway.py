@@ -104,6 +104,12 @@ class GatewayClient(ServiceClient):
         return document
 
 
+def error_message(document: Any) -> str | None:
+    """Return the message of a service's error response; None for another document."""
+    error = document.get("error") if isinstance(document, dict) else None
+    return str(error.get("message", "")) if isinstance(error, dict) else None
+
+
 def _reason(document: Any) -> str | None:
     if isinstance(document, dict):
         error = document.get("error", document)

@@ -26,7 +26,7 @@ from threading import Event
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from areal.client.gateway import NoResponse
+from areal.client.gateway import NoResponse, error_message
 from areal.errors import ArealError, FieldName, NoCapacity, TargetFailed, TimedOut, Wording
 from areal.reconcilers.kinds import Endpoint, controller_of, host_of
 from areal.reconcilers.launch import EffectContext, Interrupted, Slot
@@ -493,9 +493,8 @@ def settle(context: EffectContext, op: Op[SettleRoutes], number: int) -> None:
 
 def _brief(answer: Any) -> str:
     """Return an error body in a few words."""
-    if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
-        return str(answer["error"].get("message", ""))
-    return str(answer)[:300]
+    message = error_message(answer)
+    return str(answer)[:300] if message is None else message
 
 
 def _post(
