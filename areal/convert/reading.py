@@ -44,6 +44,17 @@ def load_yaml(text: str, name: str) -> dict[str, Any]:
     return document
 
 
+DOLLAR = "\ue000"
+"""A dollar sign that stands for itself in a script: within single quotes, or after a backslash."""
+
+
+def with_dollars(value: Any) -> Any:
+    """Return a value with dollar signs for ``DOLLAR``."""
+    if isinstance(value, list):
+        return [with_dollars(each) for each in value]
+    return value.replace(DOLLAR, "$") if type(value) is str else value
+
+
 _MISSING = "???"  # OmegaConf's value of a key that the user must set
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from areal.convert.drafts import Draft, Entry, Fate
+from areal.convert.reading import with_dollars
 from areal.dataclasses import dataclass, field, replace
 from areal.errors import closest
 
@@ -132,7 +133,7 @@ def convert(source: Framework, given: Mapping[str, object]) -> Draft:
         for name in source.aliases.get(key, key).split():
             if value is not None or name not in named:  # null does not override the value of another name
                 named[name] = value
-    given = named
+    written, given = named, {key: with_dollars(value) for key, value in named.items()}
     values = {**source.defaults, **given}
     for key, value in values.items():
         rule = source.rule(key, values)
@@ -143,7 +144,11 @@ def convert(source: Framework, given: Mapping[str, object]) -> Draft:
             continue
         entry, target_value = rule.entry(key, value)
         unwanted = value in rule.neutral
-        if rule.fate is Fate.MAPPED and not unwanted and (why := _fault(key, value, source.defaults.get(key))):
+        if (
+            rule.fate is Fate.MAPPED
+            and not unwanted
+            and (why := _fault(key, written.get(key, value), source.defaults.get(key)))
+        ):
             entry = Entry(key, value, Fate.IGNORED if rule.target.startswith(_NAMES) else Fate.REFUSED, note=why)
         if key in given:
             entries.append(entry)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from areal.convert import openrlhf, trl, verl, verl_async, verl_sft
 from areal.convert.code import code_of_notebook, read_python, syntax_tree
 from areal.convert.drafts import Entry, Fate
-from areal.convert.reading import Unread, assignments, flags, read_yaml
+from areal.convert.reading import DOLLAR, Unread, assignments, flags, read_yaml, with_dollars, without_references
 from areal.convert.rules import Framework
 from areal.convert.shell import Command, script_commands
 from areal.dataclasses import dataclass
@@ -49,7 +49,7 @@ class SourceFormat:
             named = "" if other.endswith("sh") else f", or add --trainer NAME, one of {', '.join(self.trainers)}"
             hint = next(others, f"it runs {other}: convert that file{named}" if other else self.readable)
             raise Unread(f"{name}: no command in it runs a trainer that is known here", hint=hint)
-        chosen = [each for each in found if line is None or each.first <= line <= each.last]
+        chosen = [each for each in found if line is None or each.first <= line <= each.last or line in each.calls]
         if not chosen:
             places = ", ".join(map(_place, found))
             raise Unread(f"{name}: no command at line {line} runs a trainer", hint=f"its commands: {places}")
@@ -78,14 +78,24 @@ def _place(command: Command) -> str:
 
 def _beside(command: Command, found: Sequence[Command]) -> list[Entry]:
     """Return entries for the other commands, and for what a comment separates from ``command``."""
-    others = [_place(each) for each in found if each is not command]
-    note = f"{_place(command)} is read; --line N reads another"
-    entries = [Entry("other commands", others, Fate.IGNORED, note=note)] if others else []
+    others = [_place(each) + _difference(each, command) for each in found if each.words != command.words]
+    here = f"{_place(command)}{''.join(f', called at line {line}' for line in command.calls)}"
+    note = f"{here} is read; --line N reads another"
+    entries = [Entry("other commands", list(dict.fromkeys(others)), Fate.IGNORED, note=note)] if others else []
+    note = "it is not set, so the command has no such words: export it, or add KEY=VALUE"
+    entries += [Entry(f"${name}", "", Fate.IGNORED, note=note) for name in command.unset]
     if command.rest is not None:
         number, text = command.rest
         note = "the comment above ends the command, as in bash"
         entries.append(Entry(f"line {number}", text, Fate.IGNORED, note=note))
     return entries
+
+
+def _difference(other: Command, command: Command) -> str:
+    """Return how the words of another run of the same lines, in a loop or a function, differ from the command's."""
+    if (other.first, other.last) != (command.first, command.last):
+        return ""
+    return f": {' '.join(each for each in other.words if each not in command.words)}"
 
 
 _ANY_SCRIPT = re.compile(r"(?:(?:^|(?<= ))[\w./~-]+\.(?:py|sh)|(?<=-m )\w+(?:\.\w+)+)(?!\S)")
@@ -196,6 +206,11 @@ def read_keys(
         command, beside = of.of_script(text, environment, name, trainer, line)
         trainer = trainer or str(of.trainer(command))
         found = {**_launched(command, name), **of.read(command.words, name)}
+        if of.read is assignments:  # OmegaConf's references are quoted in a script
+            quoted = {
+                key: with_dollars(value) if f"{DOLLAR}{{" in str(value) else value for key, value in found.items()
+            }
+            found = without_references(quoted, environment)
         keys = {_full(key, of.trainers[trainer]) if of.read is flags else key: found[key] for key in found}
         return Read(trainer, keys, _place(command), beside)
     if line is not None:

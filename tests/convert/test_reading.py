@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.convert.reading import Unread, assignments, flags, read_yaml, without_references
+from areal.convert.reading import Unread, assignments, flags, read_yaml, with_dollars, without_references
 from areal.convert.shell import Command, script_commands
 
 PROGRAMS = re.compile(r"pkg\.trainer\.(main)(?!\S)")
@@ -103,7 +104,7 @@ def test_script_without_readable_command_is_an_error(script: str, message: str) 
         keys(script)
 
 
-@pytest.mark.parametrize("expression", ["$((1 / 0))", "$((2 ** 9))", "$((x))", "$((__import__('os')))"])
+@pytest.mark.parametrize("expression", ["$((1 / 0))", "$((2 ** 99))", "$((x))", "$((__import__('os')))"])
 def test_non_arithmetic_expression_is_kept(expression: str) -> None:
     assert str(keys(f'python -m pkg.trainer.main a="{expression}"')["a"]).startswith(("$((", "${"))
 
@@ -226,18 +227,21 @@ def test_extended_array_has_all_its_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "script",
+    ("script", "expected"),
     [
-        "case $1 in\nx)\n  A=1\n  ;;\n*)\n  A=2\n  ;;\nesac",
-        "for A in 2 3; do",
-        "read -r A < file",
-        "unset A",
-        "((A++))",
-        "let A=4",
+        ("case $1 in\nx)\n  A=1\n  ;;\n*)\n  A=2\n  ;;\nesac", "${A}"),
+        ("for B in $(ls); do A=$B; done", "${B}"),
+        ("for A in *.txt; do :; done", "${A}"),
+        ("while hostname; do A=$((A + 1)); done", "${A}"),
+        ("while true; do A=$((A + 1)); hostname && break; done", "${A}"),
+        ("read -r A < file", "${A}"),
+        ("unset A", "$A"),
+        ("((A++))", 2),
+        ("let A=4", 4),
     ],
 )
-def test_variable_changed_by_unread_code_is_unknown(script: str) -> None:
-    assert keys(f"A=1\n{script}\npython -m pkg.trainer.main a=$A\n") == {"a": "${A}"}
+def test_variable_is_unknown_if_code_that_is_not_run_changes_it(script: str, expected: object) -> None:
+    assert keys(f"A=1\n{script}\npython -m pkg.trainer.main a=$A\n") == {"a": expected}
 
 
 @pytest.mark.parametrize(
@@ -421,7 +425,8 @@ def test_number_sign_within_a_word_begins_no_comment() -> None:
 
 def test_arguments_of_a_function_are_not_those_of_the_script() -> None:
     (inner, outer) = script_commands(f"f() {{\n  {RUN} a=${{1:-8}}\n}}\nf 3\n{RUN} a=${{1:-8}}", PROGRAMS, {}, "run.sh")
-    assert (inner.words, outer.words) == (["a=${1}"], ["a=8"])
+    assert (inner.words, inner.calls, inner.first) == (["a=3"], (4,), 2)
+    assert (outer.words, outer.calls, outer.first) == (["a=8"], (), 5)
 
 
 def test_name_of_a_trainer_among_arguments_of_another_script_is_no_command() -> None:
@@ -469,10 +474,73 @@ def test_file_that_a_script_runs_gets_what_is_exported(
     assert command.first > 1, "the line of the script that runs it"
 
 
-def test_file_that_reads_its_arguments_in_a_loop_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "train.sh").write_text(f"while [ $# -gt 0 ]; do\n  shift\ndone\n{RUN} a=1\n")
-    assert not script_commands("bash train.sh --a 2\n", PROGRAMS, {}, str(tmp_path / "run.sh"))
-    assert len(script_commands("bash train.sh\n", PROGRAMS, {}, str(tmp_path / "run.sh"))) == 1
+def test_file_that_reads_its_arguments_in_a_loop_is_followed(tmp_path: Path) -> None:
+    loop = "while [[ $# -gt 0 ]]; do\n  case $1 in\n    --a) A=$2; shift 2 ;;\n    *) shift ;;\n  esac\ndone\n"
+    (tmp_path / "train.sh").write_text(f"A=1\n{loop}{RUN} a=$A\n")
+    (command,) = script_commands("bash train.sh --x --a 2\n", PROGRAMS, {}, str(tmp_path / "run.sh"))
+    assert command.words == ["a=2"]
+
+
+IN_BASH = r"""
+model=Org/Qwen-7B; N=3; ARR=(x=1 "y=two words"); declare -A OF=([small]=8 [big]=16); size=big
+join() { local IFS=,; echo "$*"; }
+train() { local name=$1; shift; python -m pkg.trainer.main name="$name" "$@" count=$#; }
+python -m pkg.trainer.main a='$N' b="\$N" c='x > y | z' d="$N" e=$'t\tb' --stop '>' '&&' ';'
+python -m pkg.trainer.main a=${model##*/} b=${model%%/*} c=${model/-7B/_x} d=${model,,} e=${model:0:3} f=${#model}
+python -m pkg.trainer.main a=${N:+set} b=${NO:+set} c=${NO:-"de fault"} d=${NO-x} ${NO:-e f}
+python -m pkg.trainer.main e="${ARR[1]}" f=${#ARR[@]} "${ARR[@]}"
+python -m pkg.trainer.main a=${OF[$size]} b="${!OF[*]}" c=$(join 1 2 3) d=$(basename $model .x)
+python -m pkg.trainer.main a=$(echo 0,1,2 | tr ',' '\n' | wc -l) b=$((N > 2 && N != 4 ? N ** 2 : 20)) c=$((-7 / 2))
+train first a=1 "b=2 3"
+for n in 1 2 {3..4}; do [ $n -eq 2 ] && continue; python -m pkg.trainer.main n=$n; done
+for ((i = 0; i < 2; i++)); do python -m pkg.trainer.main i=$i; done
+i=0; while (( i < 4 )); do i=$((i + 2)); python -m pkg.trainer.main i=$i; done
+case "$model" in Org/*7B) size=small ;; *) size=none ;; esac
+if [[ $size == sm* && ( -z $NO || $N -lt 1 ) ]]; then python -m pkg.trainer.main size=$size; fi
+IFS=, read -ra DEVICES <<< "0,1,5"; python -m pkg.trainer.main n=${#DEVICES[@]} last=${DEVICES[-1]}
+cat > made.sh <<EOF
+python -m pkg.trainer.main made=$N later=\$N
+EOF
+N=4 bash made.sh
+bash -c "python -m pkg.trainer.main quoted=$N a='b c'"
+CMD="python -m pkg.trainer.main"; CMD="$CMD x=1"; CMD+=" y='q'"; $CMD; eval "$CMD z='q r'"
+args=(); args+=(a=1); [ "$N" = 3 ] && args+=(b=2) || args+=(b=3)
+python -m pkg.trainer.main "${args[@]:1}" $(printf '%s ' u v)
+set -- one two; python -m pkg.trainer.main a=$1 n=$# "${@:2}"
+"""
+
+
+def test_words_are_those_that_bash_passes(tmp_path: Path) -> None:
+    """The script runs in bash, with a ``python`` that prints its arguments."""
+    (tmp_path / "python").write_text('#!/bin/bash\nshift 2\n{ printf "%s\\0" "$@"; echo; } >> "$LOG"\n')
+    (tmp_path / "python").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LOG": str(tmp_path / "log"), "HOME": "/h"}
+    subprocess.run(["bash", "-c", IN_BASH], env=environment, cwd=tmp_path, check=True)
+    ran = [line.split("\0")[:-1] for line in (tmp_path / "log").read_text().splitlines()]
+    found = script_commands(IN_BASH, PROGRAMS, environment, str(tmp_path / "run.sh"))
+    assert [[with_dollars(word) for word in each.words] for each in found] == ran
+
+
+def test_text_of_a_command_that_is_not_run_decides_nothing() -> None:
+    script = "DEVICE=$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)\n"
+    assert keys(f"{script}{RUN} a=$DEVICE") == {"a": "gpu"}, "areal runs on CUDA and CPUs"
+    assert keys(f"N=$(python3 -c 'print(1)')\n{RUN} a=$N") == {"a": "$(python3 -c 'print(1)')"}
+
+
+def test_variable_that_is_never_set_gives_no_word() -> None:
+    command = last(f"{RUN} a=1 $MORE $MORE b=2 --c $NO")
+    assert (command.words, command.unset) == (["a=1", "b=2", "--c", "$NO"], ("MORE",))
+
+
+def test_script_with_a_fault_is_read_up_to_it_and_after_it() -> None:
+    assert keys(f"A=1\n)\n{RUN} a=$A\n") == {"a": 1}
+    with pytest.raises(Unread, match=r"run\.sh:2: the command cannot be read: no closing '"):
+        keys(f"A=1\n{RUN} a='b\n")
+
+
+def test_endless_script_is_an_error() -> None:
+    with pytest.raises(Unread, match=r"it runs more than 20,000 commands"):
+        keys("f() {\n  for n in {1..99}; do f; done\n}\nf\n")
 
 
 def test_line_of_many_spaces_is_read_in_linear_time() -> None:
