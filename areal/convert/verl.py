@@ -6,6 +6,8 @@ GPUs in turn; areal divides them in halves. verl is synchronous: ``max_head_offp
 
 from __future__ import annotations
 
+from typing import Any
+
 from areal.convert.drafts import Draft, Fate
 from areal.convert.rules import Framework, period
 from areal.convert.verl_keys import ACTOR, ALIASES, DEFAULTS, MODEL, ROLLOUT, RULES, SWITCHES
@@ -46,6 +48,13 @@ def _batches(draft: Draft) -> None:
     """Set the sizes of a step, of a minibatch and of a micro-batch. verl's sizes count prompts."""
     key = f"{ACTOR}.ppo_mini_batch_size"
     batch, mini = int(draft.config["train_dataset"]["batch_size"]), int(draft.values[key])
+    generated = draft.values.get(_GENERATED)
+    if isinstance(generated, int) and draft.values.get("algorithm.filter_groups.enable"):
+        draft.mark(_GENERATED, Fate.IGNORED, "prompts are sampled until the batch is full")
+    elif isinstance(generated, int):
+        batch = generated
+        draft.set("train_dataset.batch_size", batch)
+        draft.mark(_GENERATED, Fate.MAPPED, "without filter_groups a step has all of them", "train_dataset.batch_size")
     draft.set("train_dataset.type", "rl")
     draft.set(
         "gconfig.max_tokens", draft.config["gconfig"]["max_new_tokens"] + int(draft.values["data.max_prompt_length"])
@@ -56,12 +65,25 @@ def _batches(draft: Draft) -> None:
         draft.set("actor.mb_spec.max_tokens_per_mb", int(draft.values[key]))
 
 
+_GENERATED = "data.gen_batch_size"
+
+
 def _objective(draft: Draft) -> None:
     """Set the loss, and the log-probabilities of its ratio: the trainer's from before a step, or the engine's."""
     values = draft.values
     correction = "algorithm.rollout_correction"
-    cap, bypassed = values.get(f"{ACTOR}.tis_imp_ratio_cap") or 0, bool(values.get(f"{correction}.bypass_mode"))
+    cap = values.get(f"{ACTOR}.tis_imp_ratio_cap") or 0
+    bypassed: bool | None = bool(values.get(f"{correction}.bypass_mode"))
     level = values.get(f"{correction}.rollout_is") or ("token" if cap > 0 else None)
+    earlier = [each.key for each in draft.entries if each.key.startswith(_EARLIER_IS)]
+    if values.get(_EARLIER_IS) and (threshold := values.get(f"{_EARLIER_IS}_threshold")):
+        _earlier_correction(draft, float(threshold))
+        level = bypassed = None
+    elif earlier and not values.get(_EARLIER_IS):
+        for key in earlier:
+            draft.mark(key, Fate.IGNORED, f"{_EARLIER_IS} is off")
+    elif earlier:
+        draft.mark(_EARLIER_IS, Fate.LOSSY, f"it has no {_EARLIER_IS}_threshold: set actor.rejection_sampling")
     if level and bypassed:
         draft.mark(f"{correction}.rollout_is", Fate.LOSSY, "the ratio is to the engine's: nothing is corrected")
     elif level:
@@ -69,7 +91,7 @@ def _objective(draft: Draft) -> None:
         upper = values.get(f"{correction}.rollout_is_threshold", cap or 2.0)
         rejection = {"level": level, "action": "clamp", "upper": upper}
         draft.set("actor.rejection_sampling", rejection | ({"agg": "sum"} if level == "sequence" else {}))
-    else:
+    elif bypassed is not None:
         draft.set("actor.recompute_logprob", not bypassed)
     clip, used = f"{ACTOR}.clip_ratio", False
     for bound, target in (("low", "actor.eps_clip"), ("high", "actor.eps_clip_higher")):
@@ -96,6 +118,23 @@ def _objective(draft: Draft) -> None:
     elif draft.config["actor"]["loss_agg_mode"] == "seq-mean-token-sum-norm":
         note = "verl leaves out the division by the number of sequences: gradient_clipping is of another scale"
         draft.mark(f"{ACTOR}.loss_agg_mode", Fate.LOSSY, note, "actor.loss_agg_mode")
+
+
+_EARLIER_IS = "algorithm.rollout_is"  # of October 2025
+
+
+def _earlier_correction(draft: Draft, upper: float) -> None:
+    levels: dict[str, dict[str, Any]] = {
+        "token": {"level": "token"},
+        "sequence": {"level": "sequence", "agg": "sum"},
+        "geometric": {"level": "sequence", "agg": "mean"},
+    }
+    values = draft.values
+    action = "mask" if values.get(f"{_EARLIER_IS}_mode") == "mask" else "clamp"
+    lower = (values.get(f"{_EARLIER_IS}_threshold_lower") or 1 / upper) if action == "mask" else None
+    level = levels[str(values.get(f"{_EARLIER_IS}_level", "token"))]
+    draft.set("actor.use_decoupled_loss", True)
+    draft.set("actor.rejection_sampling", {**level, "action": action, "upper": upper, "lower": lower})
 
 
 _CLIP = 0.2

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 
 from areal.convert.drafts import Draft, Fate
-from areal.convert.rules import SPEED, Framework, Rule, alike, ignored, joint, number, period, to, whole
+from areal.convert.rules import SPEED, Framework, Rule, alike, ignored, joint, number, period, refused, to, whole
 from areal.convert.verl import finish
 from areal.convert.verl_keys import ACTOR, ALIASES, DEFAULTS, ROLLOUT, RULES, SWITCHES
 
@@ -21,7 +21,7 @@ _APART: Mapping[str, Rule] = {
 _APART_DEFAULTS = {**DEFAULTS, "rollout.nnodes": 1, "rollout.n_gpus_per_node": 8}
 _QUEUE: Mapping[str, Rule] = {
     **_APART,
-    "data.train_batch_size": ignored("ppo_mini_batch_size and async_training say it"),
+    **alike(ignored("ppo_mini_batch_size and async_training say it"), "data.train_batch_size data.gen_batch_size"),
     "rollout.total_rollout_steps": joint("total_train_steps", whole(1), neutral=(None,)),
     "rollout.total_epochs": to("total_train_epochs", whole(1)),
     "rollout.test_freq": to("evaluator.freq_steps", period),
@@ -37,6 +37,8 @@ _QUEUE: Mapping[str, Rule] = {
     "async_training.compute_prox_log_prob": joint("actor.recompute_logprob"),
     "async_training.use_rollout_log_probs": joint("actor.recompute_logprob"),
     "async_training.use_trainer_do_validate": SPEED,
+    "async_training.use_dynamic_resource_scheduling": refused("the GPUs stay where they are", False),
+    "async_training.*": ignored("it is of use_dynamic_resource_scheduling"),
     "async_training.checkpoint_engine.*": SPEED,
     f"{ACTOR}.use_rollout_log_probs": ignored("it is async_training.use_rollout_log_probs"),
     "actor_rollout_ref.checkpoint_engine": SPEED,
@@ -76,6 +78,7 @@ def _finish_queue(draft: Draft) -> None:
         note = f"verl bounds the share of stale samples; here each may be {math.ceil(stale)} version old"
         draft.mark(key, Fate.LOSSY, note, "rollout.max_head_offpolicyness")
     engines = values["async_training.use_rollout_log_probs"] and not values["async_training.compute_prox_log_prob"]
+    values = {key: value for key, value in values.items() if key != "data.gen_batch_size"}
     draft.values = {**values, "algorithm.rollout_correction.bypass_mode": engines}
     finish(draft)
 

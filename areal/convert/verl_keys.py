@@ -65,7 +65,7 @@ RULES: Mapping[str, Rule] = {
     "data.apply_chat_template_kwargs.*": joint("train_dataset.chat_template_kwargs"),
     "data.custom_cls.*": refused("write the rows to a file"),
     **alike(refused("rows are sampled at random, or in order"), "data.sampler.class_path data.sampler.class_name"),
-    "data.gen_batch_size": ignored("prompts are sampled until the batch is full"),
+    "data.gen_batch_size": joint("train_dataset.batch_size", whole(1), neutral=(None, "${data.train_batch_size}")),
     "data.trust_remote_code": NO_CODE,
     # the model
     f"{MODEL}.path": to("actor.path"),
@@ -114,13 +114,17 @@ RULES: Mapping[str, Rule] = {
         ACTOR,
     ),
     **alike(
-        lossy("the loss has no term of the router", 0),
-        "moe_aux_loss_coeff moe_z_loss_coeff",
+        lossy("the loss has no term of the router, and its bias is not updated", 0, "none"),
+        "moe_aux_loss_coeff moe_z_loss_coeff moe_router_bias_update_rate dsa_indexer_loss_coeff",
         f"{ACTOR}.megatron.override_transformer_config",
     ),
     f"{ACTOR}.use_dynamic_bsz": joint("actor.mb_spec"),
     f"{ACTOR}.ppo_max_token_len_per_gpu": joint("actor.mb_spec", whole(1)),
-    f"{ACTOR}.qat.enable": refused("weights are not quantized in training", False),
+    **alike(
+        refused("weights are not quantized in training", False),
+        "qat.enable fsdp_config.qat.enable megatron.qat.enable megatron.override_transformer_config.fp8",
+        ACTOR,
+    ),
     f"{ACTOR}.load_weight": refused("set actor.init_from_scratch", True),
     f"{ACTOR}.grad_clip": to("actor.optimizer.gradient_clipping"),
     **alike(joint("actor.kl_loss_coef"), "use_kl_loss kl_loss_coef", ACTOR),
@@ -155,7 +159,7 @@ RULES: Mapping[str, Rule] = {
     f"{ACTOR}.data_loader_seed": ignored("it is of `shuffle`"),
     **alike(
         refused("experts are routed anew in training", "disabled"),
-        "router_replay.mode veomni.router_replay.mode",
+        "router_replay.mode veomni.router_replay.mode megatron.router_replay.mode fsdp_config.router_replay.mode",
         ACTOR,
     ),
     f"{ACTOR}.router_replay.*": ignored("it is of router_replay.mode"),
@@ -167,7 +171,7 @@ RULES: Mapping[str, Rule] = {
     f"{ACTOR}.fsdp_config.model_dtype": ignored("master weights are float32"),
     **alike(
         to("actor.dtype", choice(fp32="float32", float32="float32", bfloat16="bfloat16", bf16="bfloat16")),
-        "fsdp_config.dtype megatron.dtype",
+        "fsdp_config.dtype megatron.dtype fsdp_config.mixed_precision.param_dtype",
         ACTOR,
     ),
     **parallel_rules(f"{ACTOR}.megatron"),
@@ -223,6 +227,11 @@ RULES: Mapping[str, Rule] = {
     f"{ROLLOUT}.agent.default_agent_loop": refused("an agent is a workflow here: docs/agents.md", "single_turn_agent"),
     f"{ROLLOUT}.over_sample_rate": lossy("every sample of a group is waited for", 0),
     f"{ROLLOUT}.enable_rollout_routing_replay": lossy("experts are routed anew in training", False),
+    **alike(
+        lossy("set engineArgs of the Model", "auto"),
+        "engine_kwargs.vllm.kv_cache_dtype engine_kwargs.sglang.kv_cache_dtype engine_kwargs.vllm.quantization",
+        ROLLOUT,
+    ),
     f"{ROLLOUT}.quantization": lossy("set engineArgs of the Model"),
     f"{ROLLOUT}.seed": ignored("the seed of the run is data.seed"),
     f"{ROLLOUT}.nnodes": refused("GPUs that serve alone: --backend and --train-backend", 0),
@@ -235,6 +244,7 @@ RULES: Mapping[str, Rule] = {
     f"{ROLLOUT}.skip.*": ignored("it is of `enable`"),
     "skip.*": ignored("it is of `enable`"),
     "distillation.enabled": refused("there is no distillation", False),
+    "distillation.*": ignored("it is of distillation.enabled"),
     # the algorithm
     "algorithm.adv_estimator": joint("trainer.type, actor.reward_norm"),
     "algorithm.norm_adv_by_std_in_grpo": joint("actor.reward_norm"),
@@ -261,7 +271,14 @@ RULES: Mapping[str, Rule] = {
     "algorithm.rollout_correction.rollout_rs": _CORRECTION,
     "algorithm.rollout_correction.rollout_token_veto_threshold": _CORRECTION,
     "algorithm.rollout_correction.*": _CORRECTION,
-    "algorithm.rollout_is": lossy("set actor.rejection_sampling", False),
+    "algorithm.rollout_is": joint("actor.rejection_sampling"),
+    "algorithm.rollout_is_threshold": joint("actor.rejection_sampling", number, neutral=(None,)),
+    "algorithm.rollout_is_threshold_lower": joint("actor.rejection_sampling", number, neutral=(None,)),
+    "algorithm.rollout_is_level": joint(
+        "actor.rejection_sampling", choice(token="token", sequence="sequence", geometric="geometric")
+    ),
+    "algorithm.rollout_is_mode": joint("actor.rejection_sampling", choice(truncate="clamp", mask="mask")),
+    "algorithm.rollout_is_veto_threshold": _CORRECTION,
     "data.filter_accuracy": refused("groups are filtered where rewards are all alike: algorithm.filter_groups", False),
     **alike(ignored("it is of filter_accuracy"), "accuracy_lower_bound accuracy_upper_bound oversample_factor", "data"),
     f"{ACTOR}.tis_imp_ratio_cap": joint("actor.rejection_sampling", number, neutral=(None, -1)),
@@ -292,7 +309,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "critic.model.tokenizer_path": ignored("the critic reads the policy's tokens"),
     **alike(ignored("it is of lora_rank"), "lora_alpha target_modules", "critic.model"),
-    **alike(refused("change the model's config.json", {}), "override_config override_config.*", "critic.model"),
+    **alike(refused("change the model's config.json", {}, False), "override_config override_config.*", "critic.model"),
     "critic.model.external_lib": NO_CODE,
     "critic.data_loader_seed": ignored("it is of `shuffle`"),
     "critic.checkpoint.*": ignored("a checkpoint has all that a resumed run needs"),
@@ -408,7 +425,7 @@ SWITCHES = {
     "distillation.": "distillation.enabled",
     "algorithm.pf_ppo.": "algorithm.use_pf_ppo",
     "algorithm.rollout_correction.": "algorithm.rollout_correction.rollout_is",
-    "algorithm.rollout_is_": "algorithm.rollout_is",
+    "algorithm.rollout_is_": "algorithm.rollout_is_threshold",
 }
 ALIASES = {
     "model_engine": f"{ACTOR}.strategy",

@@ -53,7 +53,15 @@ def optimizer_rules(prefix: str, target: str = "actor.optimizer") -> Mapping[str
         f"{prefix}.clip_grad": to(f"{target}.gradient_clipping"),
         f"{prefix}.optimizer": to(f"{target}.type", choice(AdamW="adam", Adam="adam", adam="adam", SGD="sgd")),
         f"{prefix}.optimizer_impl": refused("the optimizers are torch's", "torch.optim"),
-        **alike(OFFLOAD, "override_optimizer_config override_optimizer_config.*", prefix),
+        f"{prefix}.override_optimizer_config": refused("set actor.optimizer", {}),
+        f"{prefix}.override_optimizer_config.*": refused("set actor.optimizer"),
+        f"{prefix}.override_optimizer_config.decoupled_weight_decay": refused("Adam is AdamW", True),
+        **alike(
+            OFFLOAD,
+            "optimizer_offload_fraction offload_fraction optimizer_cpu_offload overlap_cpu_optimizer_d2h_h2d "
+            "use_precision_aware_optimizer",
+            f"{prefix}.override_optimizer_config",
+        ),
         f"{prefix}.use_checkpoint_opt_param_scheduler": SPEED,
         **alike(to(f"{target}.lr_scheduler_type", _SCHEDULE), "lr_scheduler_type lr_decay_style", prefix),
         f"{prefix}.warmup_style": to(f"{target}.lr_scheduler_type", _SCHEDULE, neutral=(None,)),
@@ -74,7 +82,7 @@ def optimizer_rules(prefix: str, target: str = "actor.optimizer") -> Mapping[str
             prefix,
         ),
         f"{prefix}.total_training_steps": ignored("the schedule is over all steps of the run"),
-        f"{prefix}.lr_decay_steps": lossy("the schedule is over all steps of the run"),
+        f"{prefix}.lr_decay_steps": joint(f"{target}.lr_scheduler_type", number, neutral=(None,)),
         **alike(ignored("it is of lr_decay_style WSD"), "lr_wsd_decay_style lr_wsd_decay_steps", prefix),
     }
 
@@ -90,12 +98,19 @@ _OWN_GROUPS = re.compile(
     r"critic|ref|rollout|reward(?:_model|_manager)?|legacy_reward_impl|profiler|legacy_data|hf_model|rollout_correction|distillation|npu_profile|"
     r"transfer_queue"
 )
+_ACTOR = "actor_rollout_ref.actor"
 _COMPOSED = "its keys are not read: convert the YAML file that the command prints with --cfg job --resolve"
 
 
 def begin(draft: Draft) -> None:
     """Name the run, and refuse the files that Hydra merges into this one, except verl's own."""
     draft.name_run()
+    for prefix, target in (("optim", "actor"), (f"{_ACTOR}.optim", "actor"), ("critic.optim", "critic")):
+        if draft.is_given(key := f"{prefix}.lr_decay_steps") and draft.values.get(key) is not None:
+            optimizer = draft.config.get(target, {}).get("optimizer", {})
+            falls = optimizer.get("lr_scheduler_type", "constant") != "constant"
+            note = "the schedule is over all steps of the run" if falls else "a constant rate does not fall"
+            draft.mark(key, Fate.LOSSY if falls else Fate.IGNORED, note)
     given = draft.values.get("defaults") or []
     given = given if isinstance(given, list) else [given]
     named = [str(name) for each in given for name in (each.values() if isinstance(each, Mapping) else [each])]
@@ -118,9 +133,9 @@ COMMON: Mapping[str, Rule] = {
     "trainer.experiment_name": to("trial_name"),
     "trainer.logger": joint("stats_logger.wandb.mode"),
     "trainer.resume_mode": to("recover.mode", choice(auto="auto", disable="disabled")),
-    **alike(lossy("a job resumes from its own checkpoint", False), "trainer.resume_from_path trainer.resume_path"),
+    **alike(ignored("it is of resume_mode resume_path"), "trainer.resume_from_path trainer.resume_path"),
     **alike(FOLDER, "trainer.default_local_dir trainer.default_hdfs_dir"),
-    "trainer.device": refused("CUDA and CPUs only", "cuda", "cpu"),
+    "trainer.device": ignored("the backend says it"),
     **alike(ignored("Hydra composes the file"), "defaults hydra.*"),
 }
 """The keys that all of verl's trainers have."""

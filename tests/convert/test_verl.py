@@ -176,6 +176,41 @@ def test_dr_grpo_rloo_and_gspo_follow_their_keys() -> None:
                 "actor.rejection_sampling.upper": 3,
             },
         ),
+        # the names of October 2025
+        (
+            {
+                "algorithm.rollout_is": True,
+                "algorithm.rollout_is_threshold": 2.0,
+                "algorithm.rollout_is_mode": "truncate",
+            },
+            {
+                "actor.use_decoupled_loss": True,
+                "actor.rejection_sampling.level": "token",
+                "actor.rejection_sampling.action": "clamp",
+                "actor.rejection_sampling.upper": 2.0,
+            },
+        ),
+        (
+            {
+                "algorithm.rollout_is": True,
+                "algorithm.rollout_is_threshold": 1.25,
+                "algorithm.rollout_is_level": "geometric",
+                "algorithm.rollout_is_mode": "mask",
+            },
+            {
+                "actor.rejection_sampling.level": "sequence",
+                "actor.rejection_sampling.agg": "mean",
+                "actor.rejection_sampling.action": "mask",
+                "actor.rejection_sampling.lower": 0.8,
+            },
+        ),
+        # a step has gen_batch_size prompts; with filter_groups they are sampled until train_batch_size are kept
+        ({"data.gen_batch_size": 128}, {"train_dataset.batch_size": 128, "actor.ppo_n_minibatches": 8}),
+        (
+            {"data.gen_batch_size": 128, "algorithm.filter_groups.enable": True, "actor_rollout_ref.rollout.n": 4},
+            {"train_dataset.batch_size": 64, "actor.dynamic_sampling": True},
+        ),
+        ({f"{ACTOR}.fsdp_config.mixed_precision.param_dtype": "fp32"}, {"actor.dtype": "float32"}),
         ({f"{ACTOR}.tis_imp_ratio_cap": -1}, {"actor.recompute_logprob": True, "actor.use_decoupled_loss": False}),
         ({f"{ACTOR}.fsdp_config.model_dtype": "fp32"}, {"actor.dtype": "bfloat16"}),
         ({f"{ACTOR}.grad_clip": 0.5, f"{ACTOR}.optim.clip_grad": 1.0}, {"actor.optimizer.gradient_clipping": 0.5}),
@@ -302,7 +337,20 @@ def test_gpus_are_divided_between_engine_and_trainer() -> None:
         ("algorithm.rollout_is_level", "token", Fate.IGNORED),
         ("algorithm.rollout_is", True, Fate.LOSSY),
         ("trainer.remove_previous_ckpt_in_save", True, Fate.IGNORED),
-        ("trainer.resume_from_path", False, Fate.IGNORED),
+        ("trainer.resume_from_path", "checkpoints/", Fate.IGNORED),
+        ("trainer.resume_mode", "resume_path", Fate.REFUSED),
+        ("trainer.device", "npu", Fate.IGNORED),
+        ("data.gen_batch_size", "${data.train_batch_size}", Fate.IGNORED),
+        (f"{ACTOR}.optim.lr_decay_steps", 51200, Fate.IGNORED),
+        (f"{ACTOR}.optim.override_optimizer_config.decoupled_weight_decay", True, Fate.IGNORED),
+        (f"{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload", True, Fate.IGNORED),
+        (f"{ACTOR}.optim.override_optimizer_config.amsgrad", True, Fate.REFUSED),
+        (f"{ACTOR}.megatron.router_replay.mode", "R3", Fate.REFUSED),
+        (f"{ACTOR}.fsdp_config.qat.enable", True, Fate.REFUSED),
+        (f"{ACTOR}.megatron.override_transformer_config.fp8", False, Fate.IGNORED),
+        (f"{ACTOR}.megatron.override_transformer_config.moe_router_bias_update_rate", 0.001, Fate.LOSSY),
+        ("actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype", "fp8", Fate.LOSSY),
+        ("distillation.distillation_loss.topk", 32, Fate.IGNORED),
         ("trainer.test_freq", 10, Fate.IGNORED),  # there is no val_files
         ("actor_rollout_ref.actor.ppo_mini_batch_size", 48, Fate.REFUSED),
         ("data.train_files", [], Fate.REFUSED),
@@ -352,6 +400,11 @@ def test_configuration_file_of_another_is_refused() -> None:
 def test_dapo_recipe_is_read() -> None:
     trainer, keys, *_ = read_keys("verl", None, "python3 -u -m recipe.dapo.main_dapo a.b=1", {}, "run.sh")
     assert (trainer, keys) == ("ppo", {"a.b": 1})
+
+
+def test_decay_steps_of_a_falling_rate_are_lossy() -> None:
+    given = {f"{ACTOR}.optim.lr_decay_steps": 512, f"{ACTOR}.optim.lr_decay_style": "cosine"}
+    assert f"{ACTOR}.optim.lr_decay_steps" in fates(converted(**given), Fate.LOSSY)
 
 
 def test_coefficients_of_kl_that_is_off_are_not_mapped() -> None:
