@@ -105,6 +105,8 @@ def read_python(
     loaded = [each for each in calls if _called(each) == "from_pretrained" and "Model" in ast.unparse(each.func)]
     if len(loaded) == 1 and isinstance(keys.get("model_name_or_path"), NotLiteral):  # the trainer gets an object
         keys |= script.of_call(loaded[0])
+    for key in [each for each, value in keys.items() if isinstance(value, ast.Call)]:
+        keys[key] = script.tokenizer(keys[key], keys.get("model_name_or_path"), tree)
     if "use_peft" not in keys and (wrapped := [each for each in calls if _called(each) == "get_peft_model"]):
         keys |= script.adapters(wrapped[0])
     return trainer, keys
@@ -144,6 +146,8 @@ class _Script(NamedTuple):
             made = _called(given) if isinstance(given, ast.Call) else ""
             if key == "reward_funcs":
                 keys[key] = self.rewards(node)
+            elif isinstance(given, ast.Call) and made == "from_pretrained" and "Tokenizer" in ast.unparse(given.func):
+                keys[key] = given
             elif isinstance(given, ast.Call) and (key, made) == ("model", "from_pretrained"):
                 keys |= self.of_call(given)
             elif isinstance(given, ast.Call) and (key, made) == ("train_dataset", "load_dataset"):
@@ -158,6 +162,16 @@ class _Script(NamedTuple):
                 name = {"model": "model_name_or_path", "train_dataset": "dataset_name", "peft_config": "use_peft"}
                 keys[name.get(key, key)] = self.value(node)
         return keys
+
+    def tokenizer(self, call: Any, model: object, tree: ast.Module) -> Any:
+        """Return None for the tokenizer of the model's own folder, whose template the script does not set."""
+        path = self.of_call(call).get("model_name_or_path")
+        sets = (each for each in ast.walk(tree) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store))
+        is_own = (
+            isinstance(path, str) and str(path) == str(model) and all(each.attr != "chat_template" for each in sets)
+        )
+        note = f"{self.file}:{call.lineno}: the tokenizer is the model's own"
+        return None if is_own else NotLiteral(ast.unparse(call), note)
 
     def adapters(self, call: ast.Call) -> dict[str, object]:
         """Return the keys of ``LoraConfig(...)``, or of ``get_peft_model(model, ...)``, which has such a configuration

@@ -150,7 +150,7 @@ PPO_RULES: Mapping[str, Rule] = {
     "reward.clip_range": joint("actor.reward_clip", pair),
     "reward.overlong_buffer_len": joint("actor.overlong_tokens", number, neutral=(None,)),
     "reward.overlong_penalty_factor": joint("actor.overlong_penalty_factor"),
-    "reward.stop_properly_penalty_coef": refused("set actor.mask_no_eos_with_zero"),
+    "reward.stop_properly_penalty_coef": refused("rewards of truncated answers are not scaled", 1),
     "reward.offload": SPEED,
     **alike(ignored("no reward model scores"), "reward.num_nodes reward.num_gpus_per_node"),
     "train.agent_func_path": refused("an agent is a workflow here: docs/agents.md"),

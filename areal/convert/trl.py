@@ -24,6 +24,7 @@ from areal.convert.trl_keys import (
     SCALES,
     SFT_DEFAULTS,
     SFT_RULES,
+    mixture,
 )
 
 
@@ -69,10 +70,13 @@ def _processes(draft: Draft) -> None:
 def _data(draft: Draft) -> None:
     values = draft.values
     name, config = values.get("dataset_name"), values.get("dataset_config")
-    if not name and values.get("datasets"):
-        only = values["datasets"][0]
-        name, config = only["path"], only.get("name")
-        draft.set("train_dataset.split", only.get("split", "train"))
+    key = "datasets" if values.get("datasets") else "dataset_mixture"
+    if not name and values.get(key):
+        listed = mixture(values[key])
+        draft.set("train_dataset.path", listed if listed[1:] else listed[0])
+        if isinstance(values[key], Mapping) and values[key].get("test_split_size"):
+            draft.mark(key, Fate.LOSSY, "no rows are set aside for evaluation", "train_dataset.path")
+        return
     if not name:
         draft.mark("dataset_name", Fate.REFUSED, "no data set is named: the script loads it; add dataset_name=NAME")
         return

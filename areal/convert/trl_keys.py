@@ -36,11 +36,21 @@ def _epochs(value: Any) -> int:
     return int(value)
 
 
-def _mixture(value: Any) -> Any:
-    first = value[0] if isinstance(value, list) and len(value) == 1 else None
-    if not isinstance(first, Mapping) or not first.get("path") or set(first) - {"path", "name", "split"}:
-        raise ValueError("a mixture: write the rows to a file")
-    return value
+def mixture(value: Any) -> list[str]:
+    """Return the data sets of TRL's ``datasets``, or of ``dataset_mixture`` of the alignment handbook, whose rows are
+    learned one after the other. Raises ValueError for shares of their rows."""
+    listed = value.get("datasets") if isinstance(value, Mapping) else value
+    found = list[str]()
+    for each in listed if isinstance(listed, list) else []:
+        if not isinstance(each, Mapping) or not (path := each.get("path") or each.get("id")):
+            raise ValueError("each data set of a mixture has a path")
+        if {each.get("fraction"), each.get("weight")} - {None, 1} or each.get("data_dir") or each.get("data_files"):
+            raise ValueError("a mixture of parts of data sets: write the rows to a file")
+        parts = (str(path), each.get("name") or each.get("config"), each.get("split", "train"))
+        found.append(":".join(str(part) for part in parts if part))
+    if not found:
+        raise ValueError("a mixture names data sets with their paths")
+    return found
 
 
 _REPORTED = """
@@ -67,7 +77,7 @@ transformers_continuous_batching_config precompute_ref_log_probs precompute_ref_
 use_num_logits_to_keep use_liger use_liger_loss dataset_batch_size base_model_attribute_name
 """
 _OF_HUB = """
-push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
+push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision hub_model_revision
 """
 _COMMON: Mapping[str, Rule] = {
     # the model
@@ -103,7 +113,7 @@ _COMMON: Mapping[str, Rule] = {
     "dataset_train_split": to("train_dataset.split"),
     "dataset_test_split": joint("valid_dataset.split"),
     **alike(SPEED, "dataset_streaming dataset_num_proc streaming ignore_bias_buffers"),
-    "datasets": joint("train_dataset.path", _mixture, neutral=(None, [])),
+    **alike(joint("train_dataset.path", mixture, neutral=(None, [])), "datasets dataset_mixture"),
     "test_split_size": refused("name a split, or a file of its own", 0, 0.0),
     "chat_template_kwargs": to("train_dataset.chat_template_kwargs", neutral=(None, {})),
     **alike(refused("the template is the tokenizer's"), "chat_template_path chat_template"),

@@ -25,6 +25,7 @@ def finish(draft: Draft) -> None:
     _objective(draft)
     _advantages(draft)
     _kl(draft)
+    _overlong(draft)
     _optimizer(draft)
     draft.keep_rewards()
     if draft.values[f"{MODEL}.lora_rank"]:
@@ -42,6 +43,16 @@ def finish(draft: Draft) -> None:
     draft.set("rollout.dump_to_file", True)
     draft.validate()
     draft.save_and_resume(period(draft.values.get("trainer.save_freq")))
+
+
+def _overlong(draft: Draft) -> None:
+    """Leave out the overlong penalty's settings if it is off."""
+    actor = draft.config["actor"]
+    if not actor.get("overlong_reward_penalty"):
+        names = [name for name in actor if name.startswith("overlong_") and name != "overlong_reward_penalty"]
+        draft.config["actor"] = {name: value for name, value in actor.items() if name not in names}
+        for each in [each for each in draft.entries if each.target.removeprefix("actor.") in names]:
+            draft.mark(each.key, Fate.IGNORED, "the overlong penalty is off")
 
 
 def _batches(draft: Draft) -> None:
@@ -197,6 +208,8 @@ def _kl(draft: Draft) -> None:
     values = draft.values
     in_reward, in_loss = values["algorithm.use_kl_in_reward"], values[f"{ACTOR}.use_kl_loss"]
     draft.set("actor.kl_ctl", float(values["algorithm.kl_ctrl.kl_coef"]) if in_reward else 0.0)
+    if not in_reward and draft.config["actor"].pop("kl_estimator", None) is not None:
+        draft.mark("algorithm.kl_penalty", Fate.IGNORED, "use_kl_in_reward is false")
     draft.set("actor.kl_loss_coef", float(values[f"{ACTOR}.kl_loss_coef"]) if in_loss else 0.0)
     key, switch = "algorithm.kl_ctrl.kl_coef", "algorithm.use_kl_in_reward"
     older = draft.is_given(key) and not draft.is_given(switch)

@@ -560,3 +560,57 @@ def test_field_assigned_later_by_script_is_refused_with_line(made: str) -> None:
     assert notes["beta"] == "train.py:2: assigned by the script: add KEY=VALUE"
     assert notes["num_generations"] == "train.py:3: assigned by the script: add KEY=VALUE"
     assert keys["seed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "path"),
+    [
+        ("datasets", [{"path": "a/b", "name": "c", "split": "s"}, {"path": "d/e"}], ["a/b:c:s", "d/e:train"]),
+        (
+            "dataset_mixture",
+            {
+                "datasets": [{"id": "a/b", "config": "c", "split": "s", "columns": ["messages"], "weight": 1.0}],
+                "seed": 0,
+            },
+            "a/b:c:s",
+        ),
+    ],
+)
+def test_data_sets_of_a_mixture_are_a_list(key: str, value: Any, path: Any) -> None:
+    draft = convert(TRL["sft"], {"model_name_or_path": "org/model", key: value, "eval_strategy": "steps"})
+    assert draft.config["train_dataset"]["path"] == path
+    assert key in fates(draft, Fate.MAPPED)
+    assert "valid_dataset" not in draft.config
+
+
+@pytest.mark.parametrize(
+    ("given", "fate", "note"),
+    [
+        ({"datasets": [{"id": "a/b", "weight": 0.5}]}, Fate.REFUSED, "parts of data sets"),
+        ({"datasets": [{"weight": 1}]}, Fate.REFUSED, "has a path"),
+        ({"datasets": [{"id": "a/b"}], "test_split_size": 100}, Fate.LOSSY, "set aside"),
+    ],
+)
+def test_parts_of_a_mixture_are_not_lost_in_silence(given: dict[str, Any], fate: Fate, note: str) -> None:
+    draft = convert(TRL["dpo"], {"model_name_or_path": "org/model", "dataset_mixture": given})
+    assert note in fates(draft, fate)["dataset_mixture"]
+
+
+@pytest.mark.parametrize(
+    ("made", "template", "fate"),
+    [
+        ("AutoTokenizer.from_pretrained(NAME)", "", Fate.IGNORED),
+        ("AutoTokenizer.from_pretrained('org/other')", "", Fate.LOSSY),
+        ("AutoTokenizer.from_pretrained(NAME)", "tokens.chat_template = 'x'", Fate.LOSSY),
+        ("mine(NAME)", "", Fate.LOSSY),
+    ],
+)
+def test_tokenizer_of_the_model_itself_loses_nothing(made: str, template: str, fate: Fate) -> None:
+    code = f"""
+NAME = "org/model"
+tokens = {made}
+{template}
+SFTTrainer(model=NAME, args=SFTConfig("out", seed=1), train_dataset=load_dataset("org/rows"), processing_class=tokens)
+"""
+    read = read_keys("trl", None, code, {}, "run.py")
+    assert "processing_class" in fates(convert(TRL[read.trainer], read.keys), fate)

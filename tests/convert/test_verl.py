@@ -351,6 +351,8 @@ def test_gpus_are_divided_between_engine_and_trainer() -> None:
         (f"{ACTOR}.megatron.override_transformer_config.moe_router_bias_update_rate", 0.001, Fate.LOSSY),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype", "fp8", Fate.LOSSY),
         ("distillation.distillation_loss.topk", 32, Fate.IGNORED),
+        ("algorithm.kl_penalty", "kl", Fate.IGNORED),
+        ("reward_model.reward_kwargs.overlong_buffer_cfg.len", 0, Fate.IGNORED),
         ("trainer.test_freq", 10, Fate.IGNORED),  # there is no val_files
         ("actor_rollout_ref.actor.ppo_mini_batch_size", 48, Fate.REFUSED),
         ("data.train_files", [], Fate.REFUSED),
