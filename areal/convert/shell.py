@@ -70,7 +70,7 @@ def script_commands(text: str, programs: re.Pattern[str], environment: Mapping[s
         shell.node(function.body)
     for written in () if run.found else tuple(run.written.values()):  # a file that is run elsewhere
         shell.child().read(written)
-    if not run.found and fault is not None:
+    if not run.found and fault is not None and programs.search(text):
         raise Unread(f"{name}:{fault.line}: the command cannot be read: {fault}")
     return run.found
 
