@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,12 +102,12 @@ def _converted(file: str, framework: str, trainer: str | None, overrides: Sequen
     keys = {**read.keys, **assignments(overrides, "the command line")}
     if framework == "trl":
         if isinstance(below := keys.get("config"), str):  # TRL's own YAML file
-            if not (found := _named_file(file, below)).is_file():
+            if (text := _named_text(file, below, read.written)) is None:
                 raise NotFound(f"{file}: there is no file {below}", hint="run this where it is, or add config=FILE")
-            keys = {**read_yaml(_text(found), str(found), nested=False), **keys}
+            keys = {**read_yaml(text, below, nested=False), **keys}
         launched = keys.get("config_file")
-        if isinstance(launched, str) and (found := _named_file(file, launched)).is_file():  # that of accelerate
-            count = read_yaml(_text(found), str(found)).get("num_processes")
+        if isinstance(launched, str) and (text := _named_text(file, launched, read.written)) is not None:
+            count = read_yaml(text, launched).get("num_processes")  # of accelerate
             keys = {**({"num_processes": count} if count is not None else {}), **keys}
     draft = convert(trainers[read.trainer], {key: _absolute(key, value) for key, value in keys.items()})
     draft.command, draft.entries = read.command, [*read.beside, *draft.entries]
@@ -125,9 +125,12 @@ def _absolute(key: str, value: Any) -> Any:
     return str(Path(value).absolute()) if named and Path(value).exists() else value
 
 
-def _named_file(file: str, name: str) -> Path:
-    """Return the file with this name below the folder of ``file`` or one above that, else below the working folder."""
-    return next((each for above in Path(file).absolute().parents if (each := above / name).is_file()), Path(name))
+def _named_text(file: str, name: str, written: Mapping[str, str]) -> str | None:
+    """Return the text of the file with this name: one that the script writes, or one below the folder of ``file`` or a
+    folder above that, or below the working folder; None if there is none."""
+    folders = (*Path(file).absolute().parents, Path())
+    path = next((each for above in folders if (each := above / name).is_file()), None)
+    return written.get(name) if path is None else _text(path)
 
 
 def _of_areal(file: str, trainer: str | None, overrides: Sequence[str]) -> Draft:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from areal.convert.reading import DOLLAR, Unread
@@ -47,7 +48,8 @@ class Command(NamedTuple):
     """A command that runs a trainer. ``program``: the match of its name. ``launcher``: the words before it. ``first``
     and ``last``: its lines in the script. ``calls``: the lines of the functions' calls that lead to it. ``rest``: the
     number and the text of a later line that looks like a part of the command, but which a comment separates from it.
-    ``unset``: variables that are never set, in whose place it has no words."""
+    ``unset``: variables that are never set, in whose place it has no words. ``written``: the texts of the files that
+    the script wrote before, by name."""
 
     program: re.Match[str]
     launcher: list[str]
@@ -57,6 +59,7 @@ class Command(NamedTuple):
     rest: tuple[int, str] | None = None
     calls: tuple[int, ...] = ()
     unset: tuple[str, ...] = ()
+    written: Mapping[str, str] = MappingProxyType({})
 
 
 def script_commands(text: str, programs: re.Pattern[str], environment: Mapping[str, str], name: str) -> list[Command]:
@@ -446,7 +449,8 @@ class _Shell(Values):
         if found is not None:
             first, last = self.place or (node.first, node.last)
             unset = tuple(dict.fromkeys(self.unset))
-            run.found.append(found._replace(first=first, last=last, calls=self.calls, unset=unset))
+            placed = found._replace(first=first, last=last, calls=self.calls)
+            run.found.append(placed._replace(unset=unset, written=dict(run.written)))
         elif not self.run_texts(whole, node):
             self.run_file(node, whole)
         if _OF_NPU.search(" ".join(words)):  # areal runs on CUDA and on CPUs

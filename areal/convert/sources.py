@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from areal.convert import openrlhf, trl, verl, verl_async, verl_sft
@@ -184,12 +185,14 @@ SOURCES: Mapping[str, SourceFormat] = {
 
 
 class Read(NamedTuple):
-    """The content of a file. ``command``: a script's program and its lines. ``beside``: entries for the rest."""
+    """The content of a file. ``command``: a script's program and its lines. ``beside``: entries for the rest.
+    ``written``: the texts of the files that a script writes, by name."""
 
     trainer: str
     keys: dict[str, Any]
     command: str = ""
     beside: Sequence[Entry] = ()
+    written: Mapping[str, str] = MappingProxyType({})
 
 
 def read_keys(
@@ -212,7 +215,7 @@ def read_keys(
             }
             found = without_references(quoted, environment)
         keys = {_full(key, of.trainers[trainer]) if of.read is flags else key: found[key] for key in found}
-        return Read(trainer, keys, _place(command), beside)
+        return Read(trainer, keys, _place(command), beside, command.written)
     if line is not None:
         raise Unread(f"{name}: --line chooses one of several commands, and a YAML file has none")
     keys = read_yaml(text, name, nested=of.nested, environment=environment)

@@ -292,6 +292,9 @@ def test_files_of_a_command_are_read_beside_it(areal: Areal, tmp_path: Path) -> 
     assert absent.code == 4 and "there is no file gone.yaml" in absent.err and "add config=FILE" in absent.err
     given = areal("convert", str(tmp_path / "run.sh"), "--from", "trl", f"config={tmp_path / 'sft.yaml'}")
     assert "org/model" in given.out
+    here = "NAME=small\ncat > made.yaml <<EOF\nmodel_name_or_path: org/$NAME\ndataset_name: org/rows\nEOF\n"
+    (tmp_path / "run.sh").write_text(f"{here}trl sft --config made.yaml\n")
+    assert "org/small" in areal("convert", str(tmp_path / "run.sh"), "--from", "trl").out
     refused = areal("convert", str(tmp_path / "sft.yaml"), "--from", "trl")
     assert refused.code != 0 and "--trainer grpo, rloo, sft, dpo, reward" in refused.err
 
