@@ -218,6 +218,9 @@ class _Literals(ast.NodeTransformer):
             return ast.Constant(node.attr)
         return self._named(f"{_ARGUMENT}{ast.unparse(node)}", node)
 
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        return self._named(f"{_ARGUMENT}{ast.unparse(node)}", node)
+
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
         cast = _CASTS.get(getattr(node.func, "id", ""))
@@ -278,6 +281,8 @@ def _bound(tree: ast.Module) -> dict[str, ast.expr]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             found[node.targets[0].id] = node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            found[node.target.id] = node.value
         elif isinstance(node, ast.ImportFrom):
             for each in node.names:
                 if node.level == 0:  # a relative module has no name outside of its package
@@ -306,12 +311,42 @@ def _parsed(tree: ast.Module) -> dict[str, ast.expr]:
             asked = "required" in given or not any(each.startswith("-") for each in flags)
             found[name] = default if name not in found and not asked else None
         elif isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(each) for each in node.decorator_list):
-            for each in node.body:
-                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-                    made = each.value if isinstance(each.value, ast.Call) and _called(each.value) == "field" else None
-                    defaults = [it.value for it in made.keywords if it.arg == "default"] if made else [each.value]
-                    found[each.target.id] = defaults[0] if defaults and each.target.id not in found else None
+            for key, value in _fields(node).items():
+                found[key] = value if key not in found else None
     return {name: node for name, node in found.items() if node is not None}
+
+
+def _fields(made: ast.ClassDef) -> dict[str, ast.expr | None]:
+    """Return the attributes of a class with their values, or the defaults of ``field(default=...)``; None if there is
+    none."""
+    found: dict[str, ast.expr | None] = {}
+    for node in made.body:
+        value = getattr(node, "value", None)
+        if isinstance(value, ast.Call) and _called(value) == "field":
+            value = next((each.value for each in value.keywords if each.arg == "default"), None)
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found |= {each.id: value for each in targets if isinstance(each, ast.Name)}
+    return found
+
+
+def _settings(tree: ast.Module) -> dict[str, ast.expr]:
+    """Return the values of a class's attributes (``Config.lr``), of its only instance (``config.lr``) and of a
+    dictionary (``CONFIG['lr']``) by the expressions that read them. A class that computes its attributes has none."""
+    classes = {
+        node.name: {key: value for key, value in _fields(node).items() if value is not None}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and not any(getattr(each, "name", "").endswith("init__") for each in node.body)
+    }
+    found = {f"{name}.{key}": value for name, fields in classes.items() for key, value in fields.items()}
+    for name, node in _bound(tree).items():
+        if isinstance(node, ast.Call) and not node.args and isinstance(node.func, ast.Name) and node.func.id in classes:
+            given = {each.arg: each.value for each in node.keywords if each.arg is not None}
+            found |= {f"{name}.{key}": value for key, value in {**classes[node.func.id], **given}.items()}
+        elif isinstance(node, ast.Dict) and f"{name}.update(" not in ast.unparse(tree):
+            keys = zip(node.keys, node.values, strict=True)
+            found |= {f"{name}[{key.value!r}]": value for key, value in keys if isinstance(key, ast.Constant)}
+    return found
 
 
 def _own_arguments(tree: ast.Module) -> dict[str, ast.expr]:
@@ -336,5 +371,10 @@ def _own_arguments(tree: ast.Module) -> dict[str, ast.expr]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
     }
-    named = {f"{holder}.{name}": node for holder in holders for name, node in _parsed(tree).items()}
+    changed |= {
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    }
+    named = {f"{holder}.{name}": node for holder in holders for name, node in _parsed(tree).items()} | _settings(tree)
     return {f"{_ARGUMENT}{name}": node for name, node in named.items() if name not in changed}

@@ -617,3 +617,38 @@ SFTTrainer(model=NAME, args=SFTConfig("out", seed=1), train_dataset=load_dataset
 """
     read = read_keys("trl", None, code, {}, "run.py")
     assert "processing_class" in fates(convert(TRL[read.trainer], read.keys), fate)
+
+
+def test_settings_in_a_class_or_a_dictionary_of_the_script_are_read() -> None:
+    code = """
+@dataclass
+class Config:
+    lr: float = 1e-5
+    beta: float = 0.1
+    epochs: int = field(default=2)
+    length: int = field(default=512)
+class Sizes:
+    batch = 4
+    steps = 2
+class Computed:
+    seed = 1
+    def __init__(self): self.seed = 2
+LIMITS = {"tokens": 64, "moved": 1}
+LIMITS["moved"] = 2
+TEMPERATURE: float = 0.7
+config, other = Config(beta=0.2), 1
+cfg = Config(beta=0.2)
+cfg.epochs = 5
+GRPOConfig("out", learning_rate=cfg.lr, beta=cfg.beta, num_train_epochs=cfg.epochs, seed=Computed.seed,
+    per_device_train_batch_size=Sizes.batch, gradient_accumulation_steps=Sizes.steps * 2,
+    max_completion_length=LIMITS["tokens"], max_prompt_length=cfg.length, num_generations=LIMITS["moved"],
+    temperature=TEMPERATURE)
+"""
+    keys = read_keys("trl", None, code, {}, "run.py").keys
+    unknown = {key for key, value in keys.items() if isinstance(value, NotLiteral)}
+    assert unknown == {"num_train_epochs", "seed", "num_generations"}
+    assert {key: value for key, value in keys.items() if key not in unknown} == {
+        "output_dir": "out", "learning_rate": 1e-5, "beta": 0.2, "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4, "max_completion_length": 64, "temperature": 0.7,
+        "max_prompt_length": 512,
+    }  # fmt: skip
