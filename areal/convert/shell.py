@@ -12,7 +12,7 @@ import copy
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -93,6 +93,7 @@ _EXIT, _FAIL, _RETURN, _BREAK, _CONTINUE = "exit", "fail", "return", "break", "c
 _ARGUMENT = re.compile(r"\s*(?:--\w|\+*\w+(?:\.\w+)+=)")
 _RUN_FILE = re.compile(r"^(?:(?:bash|sh|sbatch) (?!-)(.+)|(\.{1,2}/\S*|\S+\.sh))$", re.DOTALL)
 _RUNS = re.compile(r"\b(?:bash|sh|source|sbatch)\s+\S|\.sh\b")
+_PYTHON = {"python", "python3"}
 _SHELLS = {"bash", "sh", "sbatch", "ssh", "srun"}
 _TESTS = ("[", "[[", "test")
 _DECLARING = ("export", "local", "declare", "typeset", "readonly")
@@ -461,7 +462,11 @@ class _Shell(Values):
     def run_texts(self, words: Sequence[str], node: Simple) -> bool:
         """Run the texts of ``bash -c TEXT`` and the like, and the here-document of a shell. Return whether the trainer
         is in one of them."""
-        texts = [each for each in words[1:] if re.search(r"\s", each.strip())]
+        texts = [
+            each
+            for last, each in pairwise(words)
+            if re.search(r"\s", each.strip()) and not (last == "-c" and _PYTHON & set(words))
+        ]
         if _SHELLS & set(words[:3]):
             texts += [self.text(each.target) for each in node.redirections if each.operation in _HERE]
         before = len(self.run.found)

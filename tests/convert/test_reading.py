@@ -430,7 +430,11 @@ def test_arguments_of_a_function_are_not_those_of_the_script() -> None:
 
 
 def test_name_of_a_trainer_among_arguments_of_another_script_is_no_command() -> None:
-    for other in ("patch.py --target pkg.trainer.main", "-m pkg.other path=pkg.trainer.main"):
+    for other in (
+        "-c 'import pkg.trainer.main'",
+        "patch.py --target pkg.trainer.main",
+        "-m pkg.other path=pkg.trainer.main",
+    ):
         assert not script_commands(f"python3 {other}\n", PROGRAMS, {}, "run.sh")
     assert keys("accelerate launch --multi_gpu pkg.trainer.main a=1") == {"a": 1}
 
