@@ -141,8 +141,12 @@ def _unread_word(word: str, form: str, name: str) -> Unread:
     return Unread(why, hint=f"export {variable[1]}, or the variables of that condition")
 
 
+_UNSPACED = re.compile(r"([{,]\s*[A-Za-z_][\w.]*):(?=\S)")  # {key:value}, which YAML reads as one word
+
+
 def assignments(words: Sequence[str], name: str) -> dict[str, object]:
-    """Read ``key=value`` and ``+key=value`` as Hydra does, and Hydra's own options (``--``). Raises Unread."""
+    """Read ``key=value``, ``+key=value`` and ``~key`` (which deletes one, and stays with its ``~``) as Hydra does, and
+    Hydra's own options (``--``). Raises Unread."""
     found: dict[str, object] = {}
     flag = ""
     for word in words:
@@ -151,10 +155,13 @@ def assignments(words: Sequence[str], name: str) -> dict[str, object]:
             found[flag or key], flag = word if flag else value, ""
         elif word.startswith("--"):
             flag = word
+        elif word.startswith("~"):
+            found.pop(key[1:], None)
+            found[key] = True
         elif not equals:
             raise _unread_word(word, "key=value", name)
         else:
-            found[key.lstrip("+")] = typed(value)
+            found[key.lstrip("+")] = typed(_UNSPACED.sub(r"\1: ", value) if value.startswith("{") else value)
     return found
 
 

@@ -107,6 +107,9 @@ class Framework:
     def rule(self, key: str, values: Mapping[str, object]) -> Rule:
         if key in self.rules:
             return self.rules[key]
+        if key.startswith("~"):
+            rule = self.rule(key[1:], values)
+            return rule if rule.fate is Fate.IGNORED else refused("it deletes a key, whose default is taken here")
         switch = next((each for each in self.switches if key.startswith(each)), None)
         if switch is not None and not values.get(self.switches[switch]):
             return ignored(f"{self.switches[switch]} is off")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from areal.convert import openrlhf, trl, verl, verl_async, verl_sft
 from areal.convert.code import code_of_notebook, read_python, syntax_tree
 from areal.convert.drafts import Entry, Fate
-from areal.convert.reading import DOLLAR, Unread, assignments, flags, read_yaml, with_dollars, without_references
+from areal.convert.reading import DOLLAR, Unread, assignments, flags, flat, read_yaml, with_dollars, without_references
 from areal.convert.rules import Framework
 from areal.convert.shell import Command, script_commands
 from areal.dataclasses import dataclass
@@ -214,6 +214,9 @@ def read_keys(
                 key: with_dollars(value) if f"{DOLLAR}{{" in str(value) else value for key, value in found.items()
             }
             found = without_references(quoted, environment)
+            rules = of.trainers[trainer].rules
+            inner = {key: value for key, value in found.items() if isinstance(value, Mapping) and key not in rules}
+            found = {**{key: value for key, value in found.items() if key not in inner}, **dict(flat(inner))}
         keys = {_full(key, of.trainers[trainer]) if of.read is flags else key: found[key] for key in found}
         return Read(trainer, keys, _place(command), beside, command.written)
     if line is not None:

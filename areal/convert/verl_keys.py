@@ -229,7 +229,11 @@ RULES: Mapping[str, Rule] = {
     f"{ROLLOUT}.enable_rollout_routing_replay": lossy("experts are routed anew in training", False),
     **alike(
         lossy("set engineArgs of the Model", "auto"),
-        "engine_kwargs.vllm.kv_cache_dtype engine_kwargs.sglang.kv_cache_dtype engine_kwargs.vllm.quantization",
+        " ".join(
+            f"engine_kwargs.{engine}.{name}"
+            for engine in ("vllm", "sglang")
+            for name in ("kv_cache_dtype", "quantization", "hf_overrides", "rope_scaling", "rope_theta")
+        ),
         ROLLOUT,
     ),
     f"{ROLLOUT}.quantization": lossy("set engineArgs of the Model"),

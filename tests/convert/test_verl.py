@@ -351,6 +351,8 @@ def test_gpus_are_divided_between_engine_and_trainer() -> None:
         (f"{ACTOR}.megatron.override_transformer_config.moe_router_bias_update_rate", 0.001, Fate.LOSSY),
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype", "fp8", Fate.LOSSY),
         ("distillation.distillation_loss.topk", 32, Fate.IGNORED),
+        ("~data.seed", True, Fate.REFUSED),
+        ("~trainer.balance_batch", True, Fate.IGNORED),
         ("algorithm.kl_penalty", "kl", Fate.IGNORED),
         ("reward_model.reward_kwargs.overlong_buffer_cfg.len", 0, Fate.IGNORED),
         ("trainer.test_freq", 10, Fate.IGNORED),  # there is no val_files
@@ -524,3 +526,12 @@ def test_interpolation_that_is_not_resolved_is_refused_with_what_to_write(value:
     entries = convert(SOURCES["verl"].trainers["ppo"], {"actor_rollout_ref.model.path": value}).entries
     (entry,) = (each for each in entries if each.key == "actor_rollout_ref.model.path")
     assert entry.note == f"{value.removesuffix('/m')} is not resolved here: add actor_rollout_ref.model.path=VALUE"
+
+
+def test_dictionary_of_hydra_sets_the_keys_within_it() -> None:
+    words = f"'{ACTOR}.optim={{lr:1e-5,betas:[0.9,0.95]}}' +data.apply_chat_template_kwargs={{enable_thinking:False}}"
+    command = f'python3 -m verl.trainer.main_ppo data.seed=1 {words} \'+a={{"b": {{"c": "d:e"}}}}\' ~data.seed'
+    assert read_keys("verl", None, command, {}, "run.sh").keys == {
+        f"{ACTOR}.optim.lr": 1e-5, f"{ACTOR}.optim.betas": [0.9, 0.95], "a.b.c": "d:e",
+        "data.apply_chat_template_kwargs": {"enable_thinking": False}, "~data.seed": True,
+    }  # fmt: skip
