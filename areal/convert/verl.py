@@ -10,7 +10,7 @@ from typing import Any
 
 from areal.convert.drafts import Draft, Fate
 from areal.convert.rules import Framework, period
-from areal.convert.verl_keys import ACTOR, ALIASES, DEFAULTS, MODEL, ROLLOUT, RULES, SWITCHES
+from areal.convert.verl_keys import ACTOR, ALIASES, DEFAULTS, MODEL, ROLLOUT, RULES, SWITCHES, bounds
 from areal.convert.verl_sft import begin, megatron_backend
 
 
@@ -95,12 +95,16 @@ def _objective(draft: Draft) -> None:
             draft.mark(key, Fate.IGNORED, f"{_EARLIER_IS} is off")
     elif earlier:
         draft.mark(_EARLIER_IS, Fate.LOSSY, f"it has no {_EARLIER_IS}_threshold: set actor.rejection_sampling")
+    soft = values.get(f"{ACTOR}.policy_loss.loss_mode") == "sapo"
+    if level and soft:
+        draft.mark(f"{correction}.rollout_is", Fate.LOSSY, "loss_mode sapo is not corrected")
+        level = None
     if level and bypassed:
         draft.mark(f"{correction}.rollout_is", Fate.LOSSY, "the ratio is to the engine's: nothing is corrected")
     elif level:
         draft.set("actor.use_decoupled_loss", True)
-        upper = values.get(f"{correction}.rollout_is_threshold", cap or 2.0)
-        rejection = {"level": level, "action": "clamp", "upper": upper}
+        lower, upper = bounds(values.get(f"{correction}.rollout_is_threshold", cap or 2.0))
+        rejection = {"level": level, "action": "mask" if lower else "clamp", "upper": upper, "lower": lower}
         draft.set("actor.rejection_sampling", rejection | ({"agg": "sum"} if level == "sequence" else {}))
     elif bypassed is not None:
         draft.set("actor.recompute_logprob", not bypassed)
@@ -114,6 +118,18 @@ def _objective(draft: Draft) -> None:
         older = "" if known else "; verl before 0.4 uses this one: set them"
         note = f"clip_ratio_low and clip_ratio_high hold, {_CLIP} where they are not given{older}"
         draft.mark(clip, Fate.IGNORED if known else Fate.LOSSY, note)
+    for sign in ("pos", "neg"):
+        if soft and (key := f"{ACTOR}.tau_{sign}") in values:
+            draft.set(f"actor.sapo_tau_{sign}", values[key])
+        elif draft.is_given(key := f"{ACTOR}.tau_{sign}"):
+            draft.mark(key, Fate.IGNORED, "it is of loss_mode sapo")
+    if soft:
+        draft.set("actor.use_sapo_loss", True)
+        draft.set("actor.loss_agg_mode", "seq-mean-token-mean")
+        draft.config["actor"].pop("c_clip")
+        for key in (f"{ACTOR}.loss_agg_mode", *(f"{clip}{part}" for part in ("", "_low", "_high", "_c"))):
+            if draft.is_given(key):
+                draft.mark(key, Fate.IGNORED, "loss_mode sapo is seq-mean-token-mean, and clips nothing")
     if values.get(f"{ACTOR}.policy_loss.loss_mode") == "cispo":
         draft.set("actor.use_cispo_loss", True)
         draft.set("actor.eps_clip", min(1.0, draft.config["actor"]["eps_clip"]))  # no ratio is below 0

@@ -4,6 +4,7 @@ August."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from areal.convert.rules import (
     KLS,
@@ -26,6 +27,14 @@ from areal.convert.rules import (
     whole,
 )
 from areal.convert.verl_sft import COMMON, optimizer_rules, parallel_rules
+
+
+def bounds(value: Any) -> tuple[float | None, float]:
+    """Return the lower and the upper bound of an importance weight, from verl's ``UPPER`` or ``LOWER_UPPER``. Raises
+    ValueError."""
+    lower, _, upper = str(value).rpartition("_")
+    return (float(lower) if lower else None), float(upper)
+
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
@@ -147,10 +156,12 @@ RULES: Mapping[str, Rule] = {
         "actor.loss_agg_mode", choice(**{"True": "token-mean", "False": "seq-mean-token-mean"})
     ),
     f"{ACTOR}.policy_loss.loss_mode": to(
-        "actor.importance_sampling_level", choice(vanilla="token", gspo="sequence", cispo="token")
+        "actor.importance_sampling_level", choice(vanilla="token", gspo="sequence", cispo="token", sapo="token")
     ),
     f"{ACTOR}.loss_scale_factor": to("actor.loss_scale_factor", whole(1), neutral=(None,)),
-    **alike(ignored("it is of another loss_mode"), "policy_loss.* tau_pos tau_neg", ACTOR),
+    f"{ACTOR}.policy_loss.*": ignored("it is of another loss_mode"),
+    f"{ACTOR}.tau_pos": joint("actor.sapo_tau_pos", number),
+    f"{ACTOR}.tau_neg": joint("actor.sapo_tau_neg", number),
     f"{ACTOR}.rollout_n": ignored("it is rollout.n"),
     f"{ACTOR}.freeze_vision_tower": refused("models are text models", False),
     **alike(REPORT, "calculate_entropy calculate_sum_pi_squared profiler.*", ACTOR),
@@ -269,7 +280,7 @@ RULES: Mapping[str, Rule] = {
     "algorithm.rollout_correction.rollout_is": joint(
         "actor.rejection_sampling", choice(token="token", sequence="sequence"), neutral=(None,)
     ),
-    "algorithm.rollout_correction.rollout_is_threshold": joint("actor.rejection_sampling", number),
+    "algorithm.rollout_correction.rollout_is_threshold": joint("actor.rejection_sampling", bounds),
     "algorithm.rollout_correction.rollout_is_batch_normalize": lossy("weights are not normalized", False),
     "algorithm.rollout_correction.loss_type": refused("the loss is that of PPO", "ppo_clip"),
     "algorithm.rollout_correction.rollout_rs": _CORRECTION,
@@ -433,6 +444,7 @@ SWITCHES = {
 }
 ALIASES = {
     "model_engine": f"{ACTOR}.strategy",
+    f"{ACTOR}.model_engine": f"{ACTOR}.strategy",
     "reward.reward_model.enable": "reward_model.enable",
     "reward.sandbox_fusion.url": "reward_model.sandbox_fusion.url",
     **{f"reward.{key}": key for key in RULES if key.startswith(("custom_reward_function.", "reward_manager."))},

@@ -176,6 +176,26 @@ def test_dr_grpo_rloo_and_gspo_follow_their_keys() -> None:
                 "actor.rejection_sampling.upper": 3,
             },
         ),
+        (
+            {
+                "algorithm.rollout_correction.rollout_is": "token",
+                "algorithm.rollout_correction.rollout_is_threshold": "0.5_4.0",
+            },
+            {
+                "actor.rejection_sampling.action": "mask",
+                "actor.rejection_sampling.lower": 0.5,
+                "actor.rejection_sampling.upper": 4.0,
+            },
+        ),
+        (
+            {f"{ACTOR}.policy_loss.loss_mode": "sapo", f"{ACTOR}.tau_neg": 1.1, f"{ACTOR}.clip_ratio_c": 10.0},
+            {
+                "actor.use_sapo_loss": True,
+                "actor.sapo_tau_pos": 1.0,
+                "actor.sapo_tau_neg": 1.1,
+                "actor.loss_agg_mode": "seq-mean-token-mean",
+            },
+        ),
         # the names of October 2025
         (
             {
@@ -352,6 +372,8 @@ def test_gpus_are_divided_between_engine_and_trainer() -> None:
         ("actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype", "fp8", Fate.LOSSY),
         ("distillation.distillation_loss.topk", 32, Fate.IGNORED),
         ("~data.seed", True, Fate.REFUSED),
+        ("algorithm.rollout_correction.rollout_is_threshold", "2_many", Fate.REFUSED),
+        (f"{ACTOR}.tau_pos", 1.0, Fate.IGNORED),
         ("~trainer.balance_batch", True, Fate.IGNORED),
         ("algorithm.kl_penalty", "kl", Fate.IGNORED),
         ("reward_model.reward_kwargs.overlong_buffer_cfg.len", 0, Fate.IGNORED),
