@@ -283,7 +283,7 @@ def outcome_of(episode: Episode) -> EpisodeOutcome:
         episode.reward,
         len(rows),
         max((row.prompt_tokens for row in rows), default=0),
-        sum(row.generated_tokens for row in rows),
+        episode.generated_tokens,
         any(row.truncated for row in rows),
         episode.seconds,
     )

@@ -22,7 +22,7 @@ from areal.dataset.images import shortened
 from areal.rollout.failures import Failure, error_line
 from areal.rollout.staleness import EpisodeSpec, Rollout
 from areal.trajectories.record import Episode, Interaction, total_reward
-from areal.trajectories.steps import step_files
+from areal.trajectories.steps import FAILURES, step_file, step_files
 from areal.wire.columns import COLUMNS, TOKEN_COLUMNS
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def write_step(
 ) -> None:
     """Write, or with ``append`` extend, the file of a training step or of the evaluation after it. Warns on a full
     disk."""
-    path = folder / f"trajectories-{'eval-' if is_eval else ''}{step:06d}.jsonl"
+    path = folder / step_file(step, is_eval=is_eval)
     staged = path.with_suffix(".part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def write_failure(folder: Path, item: EpisodeSpec, failure: Failure) -> None:
         "at": round(time.time(), 3),
         "example": _plain_columns(item.data),
     }
-    _append(folder / "failures.jsonl", _json_line(line), "a failure is")
+    _append(folder / FAILURES, _json_line(line), "a failure is")
 
 
 def _plain_columns(data: Mapping[str, object]) -> dict[str, object]:

@@ -106,6 +106,18 @@ class Episode:
     step: int | None = None
     is_eval: bool = False
 
+    @property
+    def generated_tokens(self) -> int:
+        return sum(row.generated_tokens for row in self.interactions)
+
+    @property
+    def turns(self) -> int:
+        return sum(len({turn for turn in row.turn_ids if turn >= 0}) or 1 for row in self.interactions)
+
+    @property
+    def failure_texts(self) -> list[str]:
+        return [f"{each.get('code')} ×{each.get('count')}" for each in self.failures]
+
     def document(self) -> dict[str, Any]:
         """Return the JSON document of one line of a ``.jsonl`` file."""
         return {

@@ -65,14 +65,11 @@ def legend(paint: Paint | None, versions: Sequence[int] = ()) -> str:
 
 
 def _head(episode: Episode, paint: Paint | None) -> str:
-    rows = episode.interactions
     reward = "no reward" if episode.reward is None else f"reward {number(episode.reward)}"
-    generated = sum(row.generated_tokens for row in rows)
-    models = ", ".join(sorted({row.model for row in rows}))
-    count = sum(len({turn for turn in row.turn_ids if turn >= 0}) or 1 for row in rows)
-    turns_ = f"{count} turn" + ("s" if count != 1 else "")
-    parts = [f"episode {safe(episode.episode)}", *origin(episode), reward, turns_]
-    parts += [f"{generated} tokens generated", safe(models)]
+    models = ", ".join(sorted({row.model for row in episode.interactions}))
+    turns = f"{episode.turns} turn" + ("s" if episode.turns != 1 else "")
+    parts = [f"episode {safe(episode.episode)}", *origin(episode), reward, turns]
+    parts += [f"{episode.generated_tokens} tokens generated", safe(models)]
     if episode.failures:
         failed = (f"{safe(str(each.get('code')))} x{safe(str(each.get('count')))}" for each in episode.failures)
         parts.append("failures: " + ", ".join(failed))

@@ -17,10 +17,10 @@ from areal.dataclasses import dataclass
 from areal.errors import ArealError, NotFound
 from areal.files import last_lines, parse_json
 from areal.trajectories.record import Episode, Interaction, read_episode
-from areal.trajectories.view import HINT, TokenDecoder, text_of_messages, tokens_hint
+from areal.trajectories.view import HINT, TokenDecoder, answer_hint
 
 _STEP_FILE = re.compile(r"trajectories-(eval-)?(\d{1,12})\.jsonl")
-_FAILURES = "failures.jsonl"
+FAILURES = "failures.jsonl"  # beside the steps' files
 _FAILURES_BYTES = 1 << 20
 _MOST_DAMAGED = 20
 _DECODED = 64  # tokens of an answer that its hint is made of
@@ -30,6 +30,11 @@ class StepFile(NamedTuple):
     step: int
     is_eval: bool
     name: str
+
+
+def step_file(step: int, *, is_eval: bool = False) -> str:
+    """Return the name of the file of a step, or of the evaluation after it."""
+    return f"trajectories-{'eval-' if is_eval else ''}{step:06d}.jsonl"
 
 
 def step_files(folder: Path) -> list[StepFile]:
@@ -166,23 +171,21 @@ def _summary(episode: Episode, line: int, decoder: TokenDecoder | None) -> Sampl
         sample=episode.sample,
         reward=episode.reward,
         advantage=_mean(advantages),
-        tokens=sum(row.generated_tokens for row in rows),
-        turns=sum(len({turn for turn in row.turn_ids if turn >= 0}) or 1 for row in rows),
+        tokens=episode.generated_tokens,
+        turns=episode.turns,
         truncated=any(row.truncated for row in rows),
         seconds=episode.seconds,
         mean_logprob=math.fsum(logprobs) / len(logprobs) if logprobs and all(map(math.isfinite, logprobs)) else None,
         versions=tuple(sorted(versions)),
         question=question_of(episode),
         hint=_hint(rows[-1], decoder) if rows else "",
-        failures=tuple(f"{each.get('code')} ×{each.get('count')}" for each in episode.failures),
+        failures=tuple(episode.failure_texts),
     )
 
 
 def _hint(row: Interaction, decoder: TokenDecoder | None) -> str:
-    if row.response is not None:
-        return text_of_messages(row)[-1][1][:HINT]
     ids = [token for token, is_answer in zip(row.input_ids, row.loss_mask, strict=True) if is_answer][:_DECODED]
-    return tokens_hint(ids, decoder.texts(ids) if decoder is not None else [None] * len(ids))
+    return answer_hint(row, ids, decoder.texts(ids) if decoder is not None else [None] * len(ids))
 
 
 def question_of(episode: Episode) -> str:
@@ -207,7 +210,7 @@ class FailedRollout(NamedTuple):
 def read_failures(folder: Path, first: float = -math.inf, last: float = math.inf) -> tuple[list[FailedRollout], bool]:
     """Return the failed rollouts between two times, newest first, and whether older ones were left unread."""
     try:
-        lines, is_all = last_lines(folder / _FAILURES, _FAILURES_BYTES)
+        lines, is_all = last_lines(folder / FAILURES, _FAILURES_BYTES)
     except FileNotFoundError:
         return [], False
     failures = [each for each in map(_failure, reversed(lines)) if each is not None]

@@ -242,20 +242,20 @@ def shown_episode(episode: Episode, decoder: TokenDecoder | None) -> dict[str, A
         "reward": _finite(episode.reward),
         "seconds": _finite(episode.seconds),
         "example": example,
-        "failures": [f"{each.get('code')} ×{each.get('count')}" for each in episode.failures],
+        "failures": episode.failure_texts,
         "hint": _hint(conversation[-1]) if conversation else "",
         "turns": [_turn_document(each) for each in conversation],
     }
 
 
 def _hint(turn: ShownTurn) -> str:
-    if turn.row.response is not None:
-        return text_of_messages(turn.row)[-1][1][:HINT]
-    return tokens_hint([token.id for token in turn.generated], [token.text for token in turn.generated])
+    return answer_hint(turn.row, [token.id for token in turn.generated], [token.text for token in turn.generated])
 
 
-def tokens_hint(ids: Sequence[int], texts: Sequence[str | None]) -> str:
-    """Return the text of tokens, or their ids, up to ``HINT`` characters."""
+def answer_hint(row: Interaction, ids: Sequence[int], texts: Sequence[str | None]) -> str:
+    """Return how the answer of a row begins, up to ``HINT`` characters: the texts of its tokens, or their ids."""
+    if row.response is not None:
+        return text_of_messages(row)[-1][1][:HINT]
     found = "".join(f"{each} " if text is None else text[:HINT] for each, text in zip(ids[:HINT], texts, strict=False))
     return found[:HINT].strip()
 

@@ -318,7 +318,7 @@ def _first(
 _KEYS = {
     "best": lambda each: -(each.reward if each.reward is not None else float("-inf")),
     "worst": lambda each: each.reward if each.reward is not None else float("inf"),
-    "longest": lambda each: -sum(row.generated_tokens for row in each.interactions),
+    "longest": lambda each: -each.generated_tokens,
 }
 
 

@@ -240,8 +240,7 @@ class Trainer(abc.ABC):
         message = f"the model of step {self.step} cannot be written: {failure or 'the first rank failed'}"
         if last:
             raise ArealError(message, hint=f"{disk_remedy(failure)}, then areal restart the job")
-        if self.ranks.is_first:
-            self.progress.info(f"warning: {message}; the run goes on")
+        self._note(f"warning: {message}; the run goes on")
         return {"save/failed": 1.0}
 
     def _try_checkpoint(self, *, last: bool) -> Metrics:
@@ -252,8 +251,7 @@ class Trainer(abc.ABC):
         except CheckpointFailed as error:
             if last:
                 raise
-            if self.ranks.is_first:
-                self.progress.info(f"warning: {error.message}; the run goes on")
+            self._note(f"warning: {error.message}; the run goes on")
             return {"checkpoint/failed": 1.0}
         return {}
 
@@ -273,6 +271,11 @@ class Trainer(abc.ABC):
                 if warning.is_due(self._warned):
                     self.progress.info(f"warning: {warning.message}")
             self._warned = {warning.rule for warning in found}
+
+    def _note(self, text: str) -> None:
+        """Write a line to the log, once for all ranks."""
+        if self.ranks.is_first:
+            self.progress.info(text)
 
     def report_stage(self, stage: str) -> None:
         """Report the stage of the run before its first step, for its status."""
@@ -346,17 +349,15 @@ class Trainer(abc.ABC):
         self._skipped = set(state.get("skipped", ()))  # absent in older checkpoints
         self.restore(state["algorithm"])
         changed = self.order.changes(state["data"])
-        if self.ranks.is_first and changed:
-            self.progress.info(
+        if changed:
+            self._note(
                 f"warning: the data is not that of the checkpoint ({', '.join(changed)}): rows may come twice, or never"
             )
         if self.ranks.is_first:
             if self._changes:
-                self.progress.info(
-                    f"warning: the configuration is not that of the last attempt ({', '.join(self._changes)})"
-                )
+                self._note(f"warning: the configuration is not that of the last attempt ({', '.join(self._changes)})")
             self.log.rewind(self.step)
-            self.progress.info(f"resumed after step {self.step} from {newest.folder}")
+        self._note(f"resumed after step {self.step} from {newest.folder}")
         return True
 
     def _load_newest(self) -> Checkpoint | None:

@@ -27,8 +27,8 @@ class OfflineTrainer(Trainer):
 
     def _open(self) -> None:
         super()._open()
-        if self.ranks.is_first and self._timers["save"].is_disabled and not self.config.recover.enabled:
-            self.progress.info("warning: no model will be kept: saver.freq_epochs=1 saves one after each epoch")
+        if self._timers["save"].is_disabled and not self.config.recover.enabled:
+            self._note("warning: no model will be kept: saver.freq_epochs=1 saves one after each epoch")
         self.actor = self.add_engine("actor", self.engine_config())
 
     def engine_config(self) -> TrainEngineConfig:
