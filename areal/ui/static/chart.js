@@ -1,7 +1,7 @@
 // Curves over steps by uPlot: one cursor for all charts of a page, moved by the mouse or by arrows; smoothing; a log axis;
 // outliers clipped, so that one spike does not flatten a curve.
 import uPlot from "./uplot.js";
-import { html, useEffect, useLayoutEffect, useMemo, useRef, fmt } from "./ui.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, Filter, Toggle, flip, fmt, setQuery } from "./ui.js";
 import { logTicks } from "./numbers.js";
 
 const COLOURS = ["--s1", "--s2", "--s3", "--s4", "--s5", "--s6", "--s7", "--s8"];
@@ -179,6 +179,32 @@ function compact(value) {
   if (size >= 1e4) return `${Number((value / 1e3).toPrecision(3))}k`;
   if (size > 0 && size < 1e-3) return value.toExponential(0);
   return String(Number(value.toPrecision(3)));
+}
+
+// The keys and the bar that every page of curves has. `query`: of the address; `starts`: the steps that the cursor moves over.
+export const SMOOTH = { none: 0, some: 0.6, much: 0.9 };
+
+export function curveKeys({ smooth = "none", log, all }, cursor, starts) {
+  const move = (by) => {
+    const last = starts.length - 1;
+    if (last >= 0) cursor.set(starts[Math.max(0, Math.min(last, cursor.at === null ? last : nearest(starts, cursor.at) + by))]);
+  };
+  const names = Object.keys(SMOOTH), next = names[(names.indexOf(smooth) + 1) % names.length];
+  return [
+    { key: "ArrowRight", help: "next step", run: (event) => move(event.shiftKey ? 10 : 1) },
+    { key: "ArrowLeft", help: "previous step (with shift: ten)", run: (event) => move(event.shiftKey ? -10 : -1) },
+    { key: "s", help: "smoothing: none, some, much", run: () => setQuery({ smooth: next === "none" ? null : next }) },
+    { key: "l", help: "logarithmic axis", run: flip("log", log) },
+    { key: "m", help: "all metrics", run: flip("all", all) },
+  ];
+}
+
+export function CurveBar({ query: { q, smooth = "none", log, all }, filters, children }) {
+  return html`<div class="bar">
+    <${Filter} value=${q} label=${`Filter ${filters}`} placeholder=${`filter ${filters}`} />
+    <label class="row">smoothing <select onChange=${(event) => setQuery({ smooth: event.target.value === "none" ? null : event.target.value })}>${Object.keys(SMOOTH).map((each) => html`<option key=${each} selected=${each === smooth}>${each}</option>`)}</select></label>
+    <${Toggle} name="log" on=${log}>log axis<//> <${Toggle} name="all" on=${all}>all metrics<//> ${children}
+  </div>`;
 }
 
 // One cursor of a page: the step that all charts show.

@@ -157,6 +157,10 @@ export function Filter({ value, placeholder = "filter", label = "Filter", name =
   return html`<input type="search" data-filter value=${value ?? ""} onInput=${change} placeholder=${`${placeholder}  (/)`} aria-label=${label} autocomplete="off" spellcheck=${false} />`;
 }
 
+// A switch in the address: `flip` of its key and its button change it.
+export const flip = (name, on) => () => setQuery({ [name]: on ? null : 1 });
+export const Toggle = ({ name, on, children }) => html`<button type="button" aria-pressed=${String(Boolean(on))} onClick=${flip(name, on)}>${children}</button>`;
+
 // -- the table
 
 let pendingSelection = null;

@@ -9,7 +9,8 @@ a second, and only stats. Both may be called by several threads at once.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -146,6 +147,16 @@ _BESIDE = {  # view -> its module
 }
 
 Marks = Mapping[str, int | str]
+
+
+def cursor_of(values: Iterable[object]) -> str:
+    """Return a cursor that differs when one of the values does."""
+    return f"{hash(tuple(values)) & 0xFFFFFFFFFFFF:x}"
+
+
+def period(seconds: float) -> int:
+    """Return a cursor that changes once in a period: what no file shows is asked again."""
+    return int(time.monotonic() / seconds)
 
 
 class ViewReader(NamedTuple):

@@ -17,7 +17,7 @@ from areal.trajectories.steps import GroupSummary, StepSummary, read_step
 from areal.trajectories.view import TokenDecoder
 from areal.ui.jobs import FileMemo, decoder_named, decoder_of, job_of
 from areal.ui.samples import group_row, side_by_side
-from areal.ui.views import Marks, ViewContext
+from areal.ui.views import Marks, ViewContext, cursor_of
 
 _MOST = 5000  # prompts in one answer
 _SHOWN = ("changed", "worse", "better", "all")
@@ -93,8 +93,8 @@ def count_of(view: ViewContext, job: str) -> int:
 def marks(view: ViewContext) -> Marks:
     """Return the size of a file that grows counts by an eighth: it is read again as a whole."""
     folders = _folders(view)
-    stamps = {f"{folder.name}/{name}": stamp(folder / name) for folder in folders for name in (SUMMARY, RUN)}
-    found: dict[str, int | str] = {"files": f"{hash(tuple(stamps.items())) & 0xFFFFFFFFFFFF:x}"}
+    stamps = ((folder.name, stamp(folder / name)) for folder in folders for name in (SUMMARY, RUN))
+    found: dict[str, int | str] = {"files": cursor_of(stamps)}
     if name := view.query.get("name"):
         size = size_of(EvaluationFiles(name, evaluations_folder(view.home) / name, {}).samples)
         found["samples"] = size >> max(0, size.bit_length() - 4) | size.bit_length() << 8

@@ -27,7 +27,7 @@ from areal.state.events import Event, load
 from areal.state.home import Home
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
 from areal.ui.jobs import FileMemo
-from areal.ui.views import REMOTE, RemoteGateway, ViewContext, ViewReader, shown_by
+from areal.ui.views import REMOTE, RemoteGateway, ViewContext, ViewReader, cursor_of, period, shown_by
 
 _EVENTS = 40
 _MANIFESTS = (".yaml", ".yml", ".json")
@@ -116,7 +116,7 @@ def marks(view: ViewContext) -> Mapping[str, int | str]:
     """Return one cursor for objects, events, processes and the numbers of jobs, and the number of the last look."""
     if view.remote is not None:
         return {"look": _looks.number()}
-    return {"files": f"{hash(_stamps(view.home)) & 0xFFFFFFFFFFFF:x}", "look": _looks.number()}
+    return {"files": cursor_of(_stamps(view.home)), "look": _looks.number()}
 
 
 def _served(remote: RemoteGateway) -> dict[str, object]:
@@ -180,13 +180,13 @@ def _drifts(home: Home) -> tuple[dict[str, list[dict[str, str]]], str]:
     return found, ""
 
 
-def _stamps(home: Home) -> tuple[object, ...]:
+def _stamps(home: Home) -> list[object]:
     """Return what every write to an object, its events, a process's record or a job's numbers changes."""
     folders = [home.runs, *_children(home.runs), home.objects / "serial"]
     objects = [path for kind in _children(home.objects) for path in _children(kind)]
     files = [file for path in objects for file in (path, path / "events.jsonl")]
     jobs = [home.job_metrics(path.name) for path in _children(home.jobs)]
-    return tuple(stamp(path) for path in (*folders, *files, *jobs))
+    return [stamp(path) for path in (*folders, *files, *jobs)]
 
 
 def _children(folder: Path) -> list[Path]:
@@ -301,8 +301,7 @@ def top(view: ViewContext) -> dict[str, object]:
 
 
 def top_marks(view: ViewContext) -> Mapping[str, int | str]:
-    """Return a cursor that changes once in a period."""
-    return {"sample": int(time.monotonic() / _PERIOD_S)}
+    return {"sample": period(_PERIOD_S)}
 
 
 def _columns(history: _History, uid: str, since: float) -> dict[str, list[float | None]]:

@@ -4,7 +4,6 @@ several jobs over each other, the alerts of all jobs, and ``/job/NAME/step/S``, 
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,11 +16,11 @@ from areal.resources.kinds import TRAIN_JOB, check_name
 from areal.state.job_curves import JobCurves, Points
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
 from areal.state.records import StoredObject
-from areal.trajectories.steps import StepFile, StepSummary, read_failures, read_step, step_files
+from areal.trajectories.steps import StepFile, StepSummary, read_failures, read_step, step_file, step_files
 from areal.ui.curves import MAIN, WAITS, group_of
 from areal.ui.jobs import FileMemo, compared_keys, config_of, decoder_of, job_of, numbers_of, read_mark
 from areal.ui.samples import group_row, side_by_side
-from areal.ui.views import Marks, ViewContext, ViewReader, home
+from areal.ui.views import Marks, ViewContext, ViewReader, home, period
 from areal.ui.views.evaluations import count_of
 
 _POINTS = 600  # buckets of a curve, each with its lowest and highest value
@@ -90,7 +89,7 @@ def _validated_step(curves: JobCurves, folder: Path) -> int | None:
     scores = curves.columns.get("eval/reward/mean", ())
     row = next((row for row in reversed(range(len(scores))) if not math.isnan(scores[row])), None)
     number = curves.steps[row] if row is not None else None
-    return number if number is not None and (folder / f"trajectories-eval-{number:06d}.jsonl").is_file() else None
+    return number if number is not None and (folder / step_file(number, is_eval=True)).is_file() else None
 
 
 def chosen_metrics(view: ViewContext, known: Iterable[str]) -> list[str]:
@@ -196,7 +195,7 @@ def alerts(view: ViewContext) -> dict[str, object]:
 def alert_marks(view: ViewContext) -> Marks:
     if view.remote is not None:
         return {}
-    return {"objects": home.marks(view)["files"], "clock": int(time.time() // _AGAIN_S)}
+    return {"objects": home.marks(view)["files"], "clock": period(_AGAIN_S)}
 
 
 def step(view: ViewContext) -> dict[str, object]:

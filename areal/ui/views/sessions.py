@@ -5,7 +5,6 @@ those that an inference service has recorded, with their tokens. From the gatewa
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from areal.trajectories.record import episodes_of_export
 from areal.trajectories.view import shown_episode
 from areal.ui.jobs import decoder_named
 from areal.ui.samples import find_trained
-from areal.ui.views import REMOTE, SERVICES, Marks, ViewContext, explained, gateway_of
+from areal.ui.views import REMOTE, SERVICES, Marks, ViewContext, explained, gateway_of, period
 
 if TYPE_CHECKING:
     from areal.wire.agents import TurnRecord
@@ -57,8 +56,7 @@ def read(view: ViewContext) -> dict[str, Any]:
 
 
 def marks(view: ViewContext) -> Marks:
-    """Return a cursor that changes once in a period: the gateway is asked again."""
-    return {"look": int(time.monotonic() / _PERIOD_S)}
+    return {"look": period(_PERIOD_S)}
 
 
 def _services(view: ViewContext) -> list[dict[str, object]]:

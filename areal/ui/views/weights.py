@@ -24,7 +24,7 @@ from areal.state.home import Home
 from areal.state.job_metrics import last_steps
 from areal.ui.jobs import FileMemo
 from areal.ui.samples import tokens_by_version
-from areal.ui.views import Marks, ViewContext, ask_all, entries
+from areal.ui.views import Marks, ViewContext, ask_all, cursor_of, entries, period
 from areal.wire.processes import WEIGHT_HISTORY_FILE, WEIGHT_UPDATE_FILE
 
 _TIMEOUT_S = 1.5
@@ -86,10 +86,10 @@ def read(view: ViewContext) -> dict[str, Any]:
 
 
 def marks(view: ViewContext) -> Marks:
-    """Return the metrics of the jobs, and a cursor that changes once in a period: replicas are asked again."""
+    """Return the metrics of the jobs; replicas are asked again in each period."""
     jobs = sorted(view.home.jobs.glob("*")) if view.remote is None else []
     files = [stamp(file) for job in jobs for file in (view.home.job_metrics(job.name), job / WEIGHT_HISTORY_FILE)]
-    return {"metrics": f"{hash(tuple(files)) & 0xFFFFFFFFFFFF:x}", "look": int(time.monotonic() / _PERIOD_S)}
+    return {"metrics": cursor_of(files), "look": period(_PERIOD_S)}
 
 
 def _workers(ref: Ref, client: GatewayClient) -> list[dict[str, object]]:

@@ -1,12 +1,11 @@
 // `/compare?jobs=a,b,c`: curves of jobs over each other, and where their configurations differ.
 import { html, useData, useKeys, useMemo, Link, Loading, Problem, Table, setQuery } from "../ui.js";
-import { Chart, colourOf, nearest, useCursor } from "../chart.js";
+import { Chart, CurveBar, SMOOTH, colourOf, curveKeys, useCursor } from "../chart.js";
 
 export const title = (route) => `compare ${(route.query.jobs ?? "").replaceAll(",", ", ")}`;
 export const up = () => "/";
 
 const MAIN = /^(reward\/mean|eval\/reward\/mean|(eval\/)?accuracy|(eval\/)?loss|grad_norm|approx_kl|ref_kl|entropy|length\/mean|groups\/without_spread|staleness\/max|tokens_per_second|time\/step)$/;
-const SMOOTH = { none: 0, some: 0.6, much: 0.9 };
 
 export default function Compare({ route }) {
   const { jobs = "", smooth = "none", log, all, q } = route.query;
@@ -15,15 +14,8 @@ export default function Compare({ route }) {
   const cursor = useCursor();
   const charts = useMemo(() => chartsOf(data, all, q), [data, all, q]);
   const starts = useMemo(() => charts.reduce((longest, each) => (each.starts.length > longest.length ? each.starts : longest), []), [charts]);
-  const move = (by) => { if (starts.length) cursor.set(starts[Math.max(0, Math.min(starts.length - 1, cursor.at === null ? starts.length - 1 : nearest(starts, cursor.at) + by))]); };
   const pick = (name) => setQuery({ jobs: (names.includes(name) ? names.filter((each) => each !== name) : [...names, name]).join(",") });
-  useKeys([
-    { key: "ArrowRight", help: "next step", run: (event) => move(event.shiftKey ? 10 : 1) },
-    { key: "ArrowLeft", help: "previous step (with shift: ten)", run: (event) => move(event.shiftKey ? -10 : -1) },
-    { key: "s", help: "smoothing", run: () => { const each = Object.keys(SMOOTH); setQuery({ smooth: each[(each.indexOf(smooth) + 1) % each.length].replace("none", "") }); } },
-    { key: "l", help: "logarithmic axis", run: () => setQuery({ log: log ? null : 1 }) },
-    { key: "m", help: "all metrics", run: () => setQuery({ all: all ? null : 1 }) },
-  ]);
+  useKeys(curveKeys(route.query, cursor, starts));
   if (!data) return html`<${Loading} error=${error} />`;
   // The data may still be of the jobs that were chosen before: a table of the jobs of the address would be wrong.
   const compared = data.jobs.map((job) => job.name).filter((name) => !(name in data.unreadable));
@@ -35,13 +27,7 @@ export default function Compare({ route }) {
     <div class="head"><h1>Compare</h1></div>
     ${error && html`<${Problem} error=${error} />`}
     <div class="bar" role="group" aria-label="Jobs">${data.known.map((name) => html`<button type="button" key=${name} aria-pressed=${String(names.includes(name))} onClick=${() => pick(name)}>${names.includes(name) && html`<i class="dot" style=${{ background: colourOf(names.indexOf(name)) }}></i>`}${name}</button>`)}</div>
-    <div class="bar">
-      <input type="search" data-filter value=${q ?? ""} onInput=${(event) => setQuery({ q: event.target.value })} placeholder="filter metrics and fields  (/)" aria-label="Filter metrics and fields" />
-      <label class="row">smoothing <select onChange=${(event) => setQuery({ smooth: event.target.value === "none" ? null : event.target.value })}>${Object.keys(SMOOTH).map((each) => html`<option key=${each} selected=${each === smooth}>${each}</option>`)}</select></label>
-      <button type="button" aria-pressed=${String(Boolean(log))} onClick=${() => setQuery({ log: log ? null : 1 })}>log axis</button>
-      <button type="button" aria-pressed=${String(Boolean(all))} onClick=${() => setQuery({ all: all ? null : 1 })}>all metrics</button>
-      ${names.map((name) => html`<${Link} key=${name} href=${`/job/${encodeURIComponent(name)}`}>${name}<//>`)}
-    </div>
+    <${CurveBar} query=${route.query} filters="metrics and fields">${names.map((name) => html`<${Link} key=${name} href=${`/job/${encodeURIComponent(name)}`}>${name}<//>`)}<//>
     ${data.jobs.filter((job) => job.shareRead < 1).map((job) => html`<p class="dim" key=${job.name} role="status">${Math.round(100 * job.shareRead)}% of ${job.name}'s steps are read; until then its curves are of a sample of them</p>`)}
     ${!names.length && html`<p class="empty">choose jobs above</p>`}
     <div class="charts">${charts.map((chart) => html`<${Chart} key=${chart.title} ...${chart} smooth=${SMOOTH[smooth] ?? 0} log=${Boolean(log)} cursor=${cursor} />`)}</div>

@@ -1,5 +1,5 @@
 // `/`: every object with its readiness, the cause of what is not ready, and the last events.
-import { html, useAbout, useData, useKeys, useMemo, Table, Filter, Link, Loading, Problem, State, fmt, go, objectPath, logsPath, setQuery } from "../ui.js";
+import { html, useAbout, useData, useKeys, useMemo, Table, Filter, Link, Loading, Problem, State, Toggle, flip, fmt, go, objectPath, logsPath } from "../ui.js";
 
 export const title = () => "objects";
 export const up = () => "/";
@@ -12,7 +12,7 @@ export default function Home({ route }) {
   const about = useAbout();
   const all = route.query.all === "1";
   useKeys([
-    { key: "a", help: "also jobs that have ended", run: () => setQuery({ all: all ? null : 1 }) },
+    { key: "a", help: "also jobs that have ended", run: flip("all", all) },
     { key: "l", help: "logs of the selected object", run: () => { const row = selected(data); if (row) go(logsPath(row.ref)); } },
   ]);
   const rows = useMemo(() => arranged(data, all), [data, all]);
@@ -33,7 +33,7 @@ export default function Home({ route }) {
     ${error && html`<${Problem} error=${error} />`}
     <div class="bar">
       <${Filter} value=${route.query.q} label="Filter objects" placeholder="filter objects" />
-      ${ended > 0 && html`<button type="button" aria-pressed=${String(all)} onClick=${() => setQuery({ all: all ? null : 1 })}>ended too (${ended})</button>`}
+      ${ended > 0 && html`<${Toggle} name="all" on=${all}>ended too (${ended})<//>`}
     </div>
     <${Table} label="Objects" focus columns=${COLUMNS} rows=${rows} rowKey=${(row) => row.ref} filterText=${route.query.q} note=${note}
       onOpen=${(row) => go(objectPath(row.ref))} empty="no object is recorded in this home: areal apply -f FILE, or areal init KIND" />

@@ -1,13 +1,12 @@
 // `/job/NAME`: the curves of a job, what its steps waited for, and its alerts. A click or Enter opens the step.
-import { html, useData, useEffect, useKeys, useMemo, useState, Link, Loading, Problem, State, fmt, go, setQuery, objectPath, logsPath } from "../ui.js";
+import { html, useData, useEffect, useKeys, useMemo, useState, Link, Loading, Problem, State, flip, fmt, go, setQuery, objectPath, logsPath } from "../ui.js";
 import { Actions } from "../actions.js";
-import { Chart, nearest, useCursor } from "../chart.js";
+import { Chart, CurveBar, SMOOTH, curveKeys, useCursor } from "../chart.js";
 import { verbsOf } from "./object.js";
 
 export const title = (route) => `job ${route.params.name}`;
 export const up = () => "/";
 
-const SMOOTH = { none: 0, some: 0.6, much: 0.9 };
 // What a run is judged by, in this order; `m` shows the rest.
 const MAIN = [
   ["reward", ["reward/mean", "eval/reward/mean"]], ["accuracy", ["accuracy", "eval/accuracy"]], ["loss", ["loss", "eval/loss", "critic/loss"]],
@@ -21,21 +20,11 @@ export default function Job({ route }) {
   const { q, smooth = "none", log, noclip, all, first, last } = route.query;
   const { data, error } = useData("job", { name, first, last, all: all || q ? 1 : null });
   const cursor = useCursor(route.query.at ? Number(route.query.at) : null);
-  const turn = (key, on) => setQuery({ [key]: on ? null : 1 });
   const open = (step) => go(`/job/${encodeURIComponent(name)}/step/${step}`);
-  const move = (by) => {
-    if (!data?.starts.length) return;
-    const now = cursor.at === null ? data.starts.length - 1 : nearest(data.starts, cursor.at) + by;
-    cursor.set(data.starts[Math.max(0, Math.min(data.starts.length - 1, now))]);
-  };
   useKeys([
-    { key: "ArrowRight", help: "next step", run: (event) => move(event.shiftKey ? 10 : 1) },
-    { key: "ArrowLeft", help: "previous step (with shift: ten)", run: (event) => move(event.shiftKey ? -10 : -1) },
+    ...curveKeys(route.query, cursor, data?.starts ?? []),
     { key: "Enter", help: "open the step", run: () => data?.hasSamples && open(cursor.at ?? data.lastStep) },
-    { key: "s", help: "smoothing: none, some, much", run: () => { const names = Object.keys(SMOOTH); setQuery({ smooth: names[(names.indexOf(smooth) + 1) % names.length].replace("none", "") }); } },
-    { key: "l", help: "logarithmic axis", run: () => turn("log", log) },
-    { key: "c", help: "clip outliers or not", run: () => turn("noclip", noclip) },
-    { key: "m", help: "all metrics", run: () => turn("all", all) },
+    { key: "c", help: "clip outliers or not", run: flip("noclip", noclip) },
     { key: "z", help: "only steps from the cursor on, or all", run: () => setQuery(first ? { first: null } : { first: cursor.at }) },
   ]);
   const charts = useMemo(() => chartsOf(data, all, q), [data, all, q]);
@@ -61,14 +50,10 @@ export default function Job({ route }) {
     ${error && html`<${Problem} error=${error} />`}
     ${data.message && data.phase !== "Succeeded" && html`<div class="problem"><pre>${data.message}</pre></div>`}
     ${data.alerts.map((alert) => html`<div class="problem" key=${alert.rule}><pre>${alert.message}</pre><p class="hint">${alert.cause}. <code>${alert.next}</code></p></div>`)}
-    ${data.steps > 0 && html`<div class="bar">
-      <input type="search" data-filter value=${q ?? ""} onInput=${(event) => setQuery({ q: event.target.value })} placeholder="filter metrics  (/)" aria-label="Filter metrics" />
-      <label class="row">smoothing <select onChange=${(event) => setQuery({ smooth: event.target.value === "none" ? null : event.target.value })}>${Object.keys(SMOOTH).map((each) => html`<option key=${each} selected=${each === smooth}>${each}</option>`)}</select></label>
-      <button type="button" aria-pressed=${String(Boolean(log))} onClick=${() => turn("log", log)}>log axis</button>
-      <button type="button" aria-pressed=${String(!noclip)} onClick=${() => turn("noclip", noclip)}>clip outliers</button>
-      <button type="button" aria-pressed=${String(Boolean(all))} onClick=${() => turn("all", all)}>all metrics</button>
+    ${data.steps > 0 && html`<${CurveBar} query=${route.query} filters="metrics">
+      <button type="button" aria-pressed=${String(!noclip)} onClick=${flip("noclip", noclip)}>clip outliers</button>
       <${Readout} cursor=${cursor} data=${data} open=${open} />
-    </div>`}
+    <//>`}
     ${data.shareRead < 1 && html`<p class="dim" role="status">${Math.round(100 * data.shareRead)}% of ${data.name}'s steps are read; until then the curves are of a sample of them</p>`}
     ${!data.steps && html`<p class="empty">It has written no step. <${Link} href=${logsPath(`TrainJob/${name}`)}>Its logs<//> have what it does.</p>`}
     ${data.steps > 0 && html`<div class="charts">

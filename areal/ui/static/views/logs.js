@@ -1,5 +1,5 @@
 // `/logs/KIND/NAME`: merged lines of an object's processes; older ones on scroll, new ones while it follows.
-import { html, useData, useEffect, useKeys, useLayoutEffect, useMemo, useRef, useState, call, Filter, Link, Loading, Problem, fmt, go, objectPath, setQuery } from "../ui.js";
+import { html, useData, useEffect, useKeys, useLayoutEffect, useMemo, useRef, useState, call, Filter, Link, Loading, Problem, Toggle, flip, fmt, go, objectPath, setQuery } from "../ui.js";
 
 export const title = (route) => `logs ${route.params.name}`;
 export const up = (route) => `/object/${route.params.kind}/${route.params.name}`;
@@ -68,8 +68,8 @@ export default function Logs({ route }) {
     { key: "Home", help: "older lines", run: () => { box.current.scrollTop = 0; } }, { key: "End", help: "the end, and follow", run: toEnd },
     { key: "f", help: "follow", run: toEnd },
     { key: "e", help: "next error", run: () => jump(1) }, { key: "E", help: "previous error", run: () => jump(-1) },
-    { key: "w", help: "wrap lines", run: () => setQuery({ wrap: wrap ? null : 1 }) },
-    { key: "p", help: "the previous run", run: () => setQuery({ previous: previous ? null : 1 }) },
+    { key: "w", help: "wrap lines", run: flip("wrap", wrap) },
+    { key: "p", help: "the previous run", run: flip("previous", previous) },
   ]);
 
   const choose = (parameter) => (event) => setQuery({ [parameter]: event.target.value });
@@ -81,10 +81,10 @@ export default function Logs({ route }) {
     <label>component <select onChange=${choose("component")} value=${component ?? ""}><option value="">all</option>${(data?.components ?? []).map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select></label>
     ${(data?.replicas ?? []).length > 1 && html`<label>replica <select onChange=${choose("replica")} value=${replica ?? ""}><option value="">all</option>${data.replicas.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select></label>`}
     <label>level <select onChange=${choose("level")} value=${level ?? ""}><option value="">all</option><option value="warning">warning, error</option><option value="error">error</option></select></label>
-    <button type="button" aria-pressed=${String(Boolean(previous))} onClick=${() => setQuery({ previous: previous ? null : 1 })}>previous run</button>
+    <${Toggle} name="previous" on=${previous}>previous run<//>
     <button type="button" onClick=${() => jump(-1)} disabled=${!errors.length && !next}>previous error</button>
     <button type="button" onClick=${() => jump(1)} disabled=${!errors.length}>next error</button>
-    <button type="button" aria-pressed=${String(Boolean(wrap))} onClick=${() => setQuery({ wrap: wrap ? null : 1 })}>wrap lines</button>
+    <${Toggle} name="wrap" on=${wrap}>wrap lines<//>
     ${paused && html`<button type="button" onClick=${toEnd}>to the end</button>`}
   </div>`;
   if (!data) return html`${head}${bar}<${Loading} error=${error} />`;

@@ -1,5 +1,5 @@
 // `/plan`: live drift, or what applying a manifest would do: objects, deciding fields, steps with their causes.
-import { html, useData, useEffect, useKeys, useMemo, useRef, useState, call, Table, Link, Loading, Problem, objectPath, setQuery, go } from "../ui.js";
+import { html, useData, useEffect, useKeys, useMemo, useRef, useState, call, Table, Link, Loading, Problem, flip, objectPath, setQuery, go } from "../ui.js";
 
 export const title = (route) => (route.query.path ? `plan ${route.query.path}` : "plan");
 
@@ -11,7 +11,7 @@ export default function PlanView({ route }) {
   const { data, error } = pasted ?? (found.isCurrent ? found : { data: null, error: null }); // no plan of another file
   useKeys([
     { key: "d", help: "drift, without a manifest", run: () => { setPasted(null); setQuery({ path: null, recursive: null }); } },
-    { key: "c", help: "assume that there is capacity", run: () => setQuery({ assume: assume ? null : 1 }) },
+    { key: "c", help: "assume that there is capacity", run: flip("assume", assume) },
   ]);
   const paste = async (event) => {
     event.preventDefault();

@@ -1,5 +1,5 @@
 // `/job/NAME/step/S[/group/G[/sample/K]]`: a step's samples by group, a group's samples side by side, one sample.
-import { html, useData, useEffect, useKeys, useLayoutEffect, useMemo, useRef, Link, Loading, Problem, Table, fmt, go, setQuery } from "../ui.js";
+import { html, useData, useEffect, useKeys, useLayoutEffect, useMemo, useRef, Filter, Link, Loading, Problem, Table, Toggle, flip, fmt, go, setQuery } from "../ui.js";
 import { COLOURS, histogramOf, legendOf, plural, showEpisode, versionsOf } from "../tokens.js";
 
 export const title = ({ params }) => [`${params.name} step ${params.step}`, params.group && `group ${params.group}`, params.sample && `sample ${params.sample}`].filter(Boolean).join(", ");
@@ -48,7 +48,7 @@ function Groups({ route }) {
   useSteps(data, params, isEval);
   useKeys([
     { key: "v", help: "groups, or samples", run: () => setQuery({ view: flat ? null : "samples" }) },
-    { key: "z", help: "only groups with spread", run: () => setQuery({ spread: spread ? null : 1 }) },
+    { key: "z", help: "only groups with spread", run: flip("spread", spread) },
     { key: "x", help: "no filter of rewards", run: () => setQuery({ from: null, to: null }) },
   ]);
   const groups = useMemo(() => chosen(data?.groups ?? [], from, to, spread), [data, from, to, spread]);
@@ -67,10 +67,10 @@ function Groups({ route }) {
       <${Waits} data=${data} isEval=${isEval} />
     </div>
     <div class="bar">
-      <input type="search" data-filter value=${query.q ?? ""} onInput=${(event) => setQuery({ q: event.target.value })} placeholder="filter by text  (/)" aria-label="Filter by text" />
+      <${Filter} value=${query.q} label="Filter by text" placeholder="filter by text" />
       <button type="button" aria-pressed=${String(!flat)} onClick=${() => setQuery({ view: null })}>groups</button>
       <button type="button" aria-pressed=${String(flat)} onClick=${() => setQuery({ view: "samples" })}>samples</button>
-      <button type="button" aria-pressed=${String(spread)} onClick=${() => setQuery({ spread: spread ? null : 1 })}>with spread only</button>
+      <${Toggle} name="spread" on=${spread}>with spread only<//>
       ${from !== null && html`<button type="button" onClick=${() => setQuery({ from: null, to: null })}>reward ${fmt.number(from)} to ${fmt.number(to)} ×</button>`}
     </div>
     ${flat
@@ -216,7 +216,7 @@ export const colourOf = (query) => (COLOURS.includes(query.colour) ? query.colou
 const setColour = (colour) => setQuery({ colour: colour === "logprob" ? null : colour });
 export const tokenKeys = (query) => [
   ...COLOURS.map((each, place) => ({ key: String(place + 1), help: `colour by ${each}`, run: () => setColour(each) })),
-  { key: "e", help: "open or fold prompts", run: () => setQuery({ open: query.open ? null : 1 }) },
+  { key: "e", help: "open or fold prompts", run: flip("open", query.open) },
 ];
 export const sampleKeys = [["j", "ArrowDown", 1], ["k", "ArrowUp", -1]].flatMap(([letter, arrow, by]) => [letter, arrow].map((key) => ({ key, help: by > 0 ? "next sample" : "previous sample", run: () => stepTo(by) })));
 
