@@ -16,7 +16,7 @@ from areal.reward.equality import CHANGES, CHOICES, SCALE, exact_number, is_numb
 from areal.reward.formulas import Formula
 from areal.reward.notation import LONGEST, group, in_latex, render, tokens
 from areal.reward.structure import Node, structure, texts_of
-from areal.reward.units import measure, symbol_of
+from areal.reward.units import MONTHS, measure, symbol_of
 
 _MOST_BOXES = 20
 _TAIL = 3000  # of a text without a marked answer: the patterns take quadratic time in the worst case
@@ -87,7 +87,7 @@ _DISPLAYED = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
 _WORDS = re.compile(r"(?:\\\(|\$)\s*\\text\w*\{([A-Za-z][^{}$]*)\}\s*(?:\\\)|\$)")
 _SUM = re.compile(r".*\band\s(?=\s*\w+(?:\s*[-+]\s*\w+)+\s*=)", re.DOTALL)  # m/n = 27/64 and m + n = 91
 _QUANTITY = (
-    r"(?:(?:\d{1,3}(?:[,_' ]\d{3})+(?!\d)|\d+[ ]\d+/\d+|\d+)(?:\.\d+)*(?:[eE][-+]?\d+(?!\w))?|(?<![\w.])\.\d+"
+    r"(?:(?:\d{1,3}(?:[,_' ]\d{3})+(?!\d)|\d+[ ]\d+/\d+|\d+)(?:\.\d+)*|(?<![\w.])\.\d+"
     r"|\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*\{[^{}]*\})"
 )
 _BETWEEN = r"(?:[:,]|[ ]:[ ]|[ ]?(?:-{1,3}|\+/-|\+|±|\*{1,2}|/|~|\\(?:times|cdot|div|pm)[ ]{0,2})[ ]?|[ ]?\^[ ]?\{?-?)"
@@ -122,7 +122,7 @@ _IN_FORMULA = rf"\\[A-Za-z]+|\b(?:and|or|ln|sin|cos|tan|log|exp)\b|(?<=\d) {_MEA
 _WORD = re.compile(r"(?:[^\W\d_]{2}|\bi\.e\.)[^\s]*[^\w$\\(\[{|<>=+√-]*")
 _COMBINED = re.compile(r"[,(\[{<>^]|\\|\d[a-z]|\b(?:and|or|to|ln|all)\b|=.*[A-Za-z]")
 _AMOUNTS = re.compile(rf"(?<![\d.,])(?:\d+ {_MEASURED}(?:,| and|, and)? )+\d+ {_MEASURED}\b")
-_MONTH, _DAY = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*", r"\d{1,2}(?:st|nd|rd|th)?"
+_MONTH, _DAY = f"(?:{'|'.join(each[:3].title() for each in MONTHS)})[a-z]*", r"\d{1,2}(?:st|nd|rd|th)?"
 _DATE = re.compile(rf"\b(?:{_MONTH}\.?\s{_DAY}|{_DAY}\s{_MONTH})(?:,?\s\d{{4}})?\b")
 _GAP = r"[^\w\n.!?:=]*"
 _DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of several numbers, or not the answer
@@ -180,7 +180,7 @@ def _unmarked(text: str, in_words: bool) -> str | None:
     if not is_stated and _LABELLED.fullmatch(text):
         return text
     emphasis = _EMPHASIS.search(text)
-    if not is_stated and emphasis and (len(emphasis[1]) == 1 or not _DOUBT_BEFORE.search(text[: emphasis.start()])):
+    if not is_stated and emphasis and not _DOUBT_BEFORE.search(text[: emphasis.start()]):
         return emphasis[1]
     after = statements[-1].strip() if is_stated else before.strip().rpartition("\n")[2]
     first, *restated = _RESTATED.split(after)
@@ -199,7 +199,7 @@ def _unmarked(text: str, in_words: bool) -> str | None:
     is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
     if is_stated and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
         return rf"\text{{{stated}}}"
-    if is_stated and after[len(sentence) :].startswith("?"):
+    if after[len(sentence) :].startswith("?"):
         return None
     if stated and (
         in_words
@@ -357,11 +357,12 @@ _ASIDES = re.compile(  # a base, a multiplicity and what an interval is of, whic
     r"|\A\W*(?:text\w*\{)?(?!.*\bnot\b)[A-Za-z ]*\b(?:on|at|is|are)(?: the (?:interval|point))?"
     r"\s*\}?\s*(?=\$?(?:\\left)?\s*[(\[][^()\[\]]*,)"
 )
+_REASON = r"(?:is|as|since|because|因为|for|which|due)\b"
 _LABEL = re.compile(
     r"(?:[Tt]he\s+)?(?:(?:[Cc]orrect|[Ff]inal|[Bb]est)\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?(?:\s+is)?[\s:]*"
     r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s?[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\))"
     r"|\s-\s(?=(?:[\d.]+ )?[A-Za-z]{3}|[\d.]+ [a-z])"
-    r"|,[^,]{1,40},(?=\sis\b)|(?=(?:,|,?\s)(?:is|as|since|because|因为|for|which|due)\b|,\s(?:the|an?|it|this|all|none|both)\s|,\s*-?\d+\Z))|([a-d])\)?\Z)\s*"
+    rf"|,[^,]{{1,40}},(?=\sis\b)|(?=(?:,|,?\s){_REASON}|,\s(?:the|an?|it|this|all|none|both)\s|,\s*-?\d+\Z))|([a-d])\)?\Z)\s*"
 )
 _NO_LABEL = re.compile(
     rf"{_REFUTED}|[/&+*^=<>]|[,;](?!\s*(?:因为|(?!or\b|and\b)[a-z]{{2}})|\s*-?\d)|-(?!\s*(?:[\d\\.]|frac|sqrt)|\s+[A-Za-z]{{3}})|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)"
@@ -382,7 +383,7 @@ def choice_of(found: Formula) -> tuple[str, Formula]:
         letters = re.findall("[A-J]", plain) if _LETTERS.fullmatch(plain) else []
         return "".join(letters if plain.isalpha() else sorted(letters)), () if letters else found
     plains = ([each for each in found[i:] if each.text not in ("{", "}")] for i in range(len(found)))
-    if re.match(r",?\s*(?:is|as|since|because|因为|for|which|due)\b", rest):
+    if re.match(rf",?\s*{_REASON}", rest):
         rest = ""
     after = next((found[i:] for i, each in enumerate(plains) if rest and render(each).strip() == rest), ())
     return (label[1] or label[2] or label[3]).upper(), after

@@ -17,7 +17,7 @@ from areal.reward import formulas
 from areal.reward.formulas import ONE, Formula, NotAFormula, close, inexact, is_real, names_in, value_of
 from areal.reward.notation import Token, tokens
 from areal.reward.structure import LISTS, Items, Node, Quantity, Relation, has_kind, quantity, structure, texts_of
-from areal.reward.units import SCALES, measure, words_in
+from areal.reward.units import MONTHS, SCALES, measure, words_in
 
 SCALE = rf"(?:dozens?|tens|(?:{'|'.join(SCALES)})s?)"
 CHANGES = re.compile(  # words that change the value of a number, or make it one of several
@@ -27,11 +27,10 @@ CHANGES = re.compile(  # words that change the value of a number, or make it one
     rf"|infinity|inf|depend|multiple|divisible|proportional|out|floor|ceil(?:ing)?|remainder|[不没非错]\w*|{SCALE})\b",
     re.IGNORECASE,
 )
-_MONTH = r"(?:(?:jan|febr)uary|march|april|may|june|july|august|(?:sept|nov|dec)ember|october)"
 CHOICES = re.compile(  # words that an answer must have if its reference has them
     r"(?<!\\)\b(?:[ap]m|noon|midnight|bc|ad|base|mod\d+|(?:north|south)(?:east|west)?|east|west|(?:in|de)crease[sd]?|profit|gain|loss"
     r"|debt|left|right|(?:counter)?clockwise|positive|negative|more|less|fewer|before|after|early|late|up|down|wins?|loses?"
-    rf"|lost|won|{_MONTH}|\w+days?|true|false|yes|no"
+    rf"|lost|won|{'|'.join(MONTHS)}|\w+days?|true|false|yes|no"
     r"|odd|even)\b"
 )
 _WINNING = re.compile(r" (?:(?:always?|will|can|has a) )*win(?:ning strategy)?\Z")
@@ -177,14 +176,12 @@ def _items(group: Items) -> list[Node]:
 
 def _same_values_of(names: dict[str, Node], other: Items) -> bool:
     """Return whether a group has the values of ``x = 2, y = 3`` in order; those of ``x_1``, ``x_2`` in any."""
-    stems, brackets = {name.partition("_")[0] for name in names}, other.brackets
-    if sum(isinstance(each, Relation) for each in other.items) > 1:  # y = 1, y = 2
-        if stems != {getattr(each, "name", "") for each in other.items}:
-            return False
-        brackets = ","
-    is_list = brackets in LISTS and len(stems) == 1
-    values = Items("," if is_list else "()", tuple(names[name] for name in sorted(names)))
-    return brackets in ("()", *LISTS) and same(values, other)
+    stems = {name.partition("_")[0] for name in names}
+    relations = [each for each in other.items if isinstance(each, Relation)]
+    if len(relations) > 1 and stems != {each.name for each in relations}:  # y = 1, y = 2
+        return False
+    values = tuple(names[name] for name in sorted(names))
+    return same(Items("," if len(stems) == 1 else "()", values), other)
 
 
 def _assignments(group: Node) -> dict[str, Node] | None:
@@ -223,7 +220,7 @@ def _same_relation(answer: Relation, right: Relation) -> bool:
 
 def _words_agree(answer: Quantity, right: Quantity) -> bool:
     found, wanted = set(answer.words), set(right.words)
-    months = {each for each in found | wanted if re.fullmatch(_MONTH, each)}
+    months = {each for each in found | wanted if each in MONTHS}
     if months and found ^ wanted == months:  # July 1969
         return False
     if months <= found & wanted:
@@ -234,9 +231,7 @@ def _words_agree(answer: Quantity, right: Quantity) -> bool:
     winds = [[word for word in words if word in _WINDS] for words in (answer.words, right.words)]
     if changed[0] != changed[1] or chosen[1] - found or (all(winds) and winds[0] != winds[1]):  # north of east
         return False
-    if "".join(answer.words) == "".join(right.words):  # kA and k A
-        return True
-    return not wanted or not found or found <= wanted or (wanted <= found and not chosen[0] - wanted)
+    return not wanted or found <= wanted or (wanted <= found and not chosen[0] - wanted)
 
 
 def _plain(node: Node) -> str:
@@ -373,8 +368,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 
 def _same_region(one: Node, other: Node) -> bool:
     """Return whether both are one set of real numbers: at the ends of parts, between and beyond these, on a grid."""
-    names = [_unknowns(each) for each in (one, other)]
-    if max(map(len, names)) > 1 or len(names[0] | names[1]) > 1:
+    if len(_unknowns(one) | _unknowns(other)) > 1:
         return False
     try:
         found, wanted = ([_contains(node, x) for x in _probes(one, other)] for node in (one, other))

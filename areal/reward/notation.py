@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from areal.reward.units import NUMBERS, PARTS, SCALES, is_unit, measure, number_in_words, symbol_of, words_in
+from areal.reward.units import MONTHS, NUMBERS, PARTS, SCALES, is_unit, measure, number_in_words, symbol_of, words_in
 
 LONGEST = 1000
 
@@ -72,7 +72,7 @@ _REWRITES = r"""
 \\math(?:bb|rm|bf)\s*\{?\s*R\s*\}?|\\(?:R|Reals)(?![A-Za-z])|ℝ => (-\\infty,\\infty)
 \(-\\infty,\\infty\)\s*[\^_]\s*\{?\s*\+\s*\}? => (0,\\infty)
 (?<=\))\s*-\s*(?=\\\{) => \\setminus@
-(?<=\d)(?:[eE]|\s+[Ee]\s?|\s*\\{{text}}\{[eE]\}\s?)\{?([+-]?\d+)\}?(?!\w|\.\d) => *10^{\1}
+(?<=\d)(?:[eE]|\s+[Ee]\s?|\s*\\{{text}}\{[eE]\}\s?)(?:\{([+-]?\d+)\}|([+-]?\d+))(?!\w|\.\d) => *10^{\1\2}
 \A([^$]*)(?<!\\)\$(?=\s*-?[\d.])([^$]*)\Z => \1\\$\2
 \\\$\s*(-?[\d.]+) => \1\\text{ dollar}@
 €\s*(-?[\d.]+) => \1\\text{ euro}@
@@ -128,7 +128,7 @@ _COMMANDS: dict[str, str] = {
 _WORDS = dict.fromkeys(("percent", "percentage", "pct"), "%") | {"degree": "°", "degrees": "°", "per": "/"}
 _WORDS |= {"or": "or", "and": "and", "minus": "-", "negative": "-", "mod": "mod", "modulo": "mod", "sqrt": "sqrt"}
 _FUNCTIONS = words_in("sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp gcd lcm max min det")
-_TEXT = words_in("text textbf textit textrm textnormal texttt textsf mathrm mathnormal mbox hbox operatorname")
+_TEXT = words_in("text emph textbf textit textrm textnormal texttt textsf mathrm mathnormal mbox hbox operatorname")
 _NAMED = words_in(
     """angle measuredangle triangle overline bar vec overrightarrow overleftarrow overleftrightarrow widehat hat tilde
     dot ddot mathbb mathcal mathscr mathfrak mathbf boldsymbol bm"""
@@ -168,17 +168,14 @@ _BASED = re.compile(
     r"(?<![\w.])\(?(?:\\(?:text|mathrm)\{)?(\d\w*?|[A-F]+\d\w*?|[A-F]{2,})\}?\)?\s*_\s*\{?\s*(?:\\text\w*\{\s*)?(\d+|[a-z]{3,})\s*\}*(?=\s*(?:\Z|\$|\\\)))"
 )
 _DATE = re.compile(r"\A\W*(?:(\d{4})[-/年](\d\d?)[-/月](\d\d?)日?|(\d\d?)/(\d\d?)/(\d{4}))\W*\Z")
-_MONTHS = re.findall(r"\w+", "jan feb mar apr may jun jul aug sep oct nov dec")
 _LINES = re.compile(
     r"\\begin\{(?:array|aligned|align\*?|gathered|split)\}(?:\{[^{}]*\})?(.*?)\\end\{\w+\*?\}", re.DOTALL
-)
-_WRAPPER = re.compile(
-    r"(?:\\(?:underline|mathbf|boldsymbol|bm|textrm|textbf|emph)\s*\{(?!\w+\})|\{(?![^|:]*(?:[|:]|\\mid)))"
 )
 _COUNTED = re.compile(  # 24 (cubes)
     r"([\d.,/]+)\s\((?![A-J]\)|mod\b|[ap]m\)|(?:north|south|east|west|loss|profit|gain|increase|decrease)\b)"
     r"([A-Za-z][^()]*)\)"
 )
+_WRAPPER = re.compile(r"\{(?![^|:]*(?:[|:]|\\mid))")
 _EDGES = re.compile(r"\A(?:[\s~]|\\[,;:!(\[ ]|\\displaystyle(?![A-Za-z]))+|(?:[\s~]|\\[,;:!)\] ]|\\|(?<!\.)\.)+\Z")
 _IF = re.compile(r"(?:\\text\w*\s*\{\s*)?\b(?:if|for|when|where)\b\s*\}?(?:\\ )?")
 _SCAN = re.compile(
@@ -190,8 +187,9 @@ _MATRIX = re.compile(r"\{([bBpvV]?)(?:small)?matrix\*?\}(.*?)\\end\{\w+\*?\}", r
 _POWER = re.compile(r"\s*\^\s*(?:\{\s*([-+]?\d)\s*\}|(-?\d))")
 _ARGUMENT = re.compile(r"\s*(\\[A-Za-z]+|[a-z]{2,}|.)", re.DOTALL)
 _POINTS = re.compile(r"\s*(\\?[A-Z]+'*|\\[A-Za-z]+|\w)")
+_UNIT_LETTERS = "mgshdlLCFKNJWVASEMTH"
 _UNITS_ONLY = re.compile(
-    r"(?:\s*\^\s*\{?\s*-?\d\s*\}?|\s*/\s*\(?[A-Za-z]+|\s+[mgshdlLCFKNJWVASEMTHk](?![A-Za-z])|\s*\))*\s*(?:\Z|\d)"
+    rf"(?:\s*\^\s*\{{?\s*-?\d\s*\}}?|\s*/\s*\(?[A-Za-z]+|\s+[{_UNIT_LETTERS}k](?![A-Za-z])|\s*\))*\s*(?:\Z|\d)"
 )
 _CLOCK = re.compile(r"(?:0?\d|1[0-2]):[0-5]\d")
 _ARGUMENTS = re.compile(r"(?:\^\{|frac\{|\b(?:sin|cos|tan|exp|ln|log)h?\()[-\d.]*\Z")  # e^{at}
@@ -202,7 +200,6 @@ _SHORT = words_in("is of to no it at on by be if am pm do as")
 _ROMAN = ("i", "ii", "iii", "iv")
 _MONEY = {"k": 10**3, "m": 10**6, "b": 10**9}
 _NOONS = {"noon": "pm", "midnight": "am"}
-_UNIT_LETTERS = frozenset("mgshdlLCFKNJWVASEMTH")
 
 
 def in_latex(text: str) -> str:
@@ -271,7 +268,7 @@ def _date(match: re.Match[str]) -> str:
     year, month, day = (int(match[i] or match[j]) for i, j in ((1, 6), (2, 4), (3, 5)))
     if match[4] and month > 12:
         month, day = day, month
-    return rf"{day} \text{{ {_MONTHS[month - 1]} }} {year}" if 0 < month < 13 else match[0]
+    return rf"{day} \text{{ {MONTHS[month - 1]} }} {year}" if 0 < month < 13 else match[0]
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -377,7 +374,7 @@ def _letters(run: str, found: list[Token], gap: bool, is_text: bool, rest: str) 
             is_unit_at_end and not symbols and _UNITS_ONLY.match(rest)
         )
         found.append(Token("w" if is_word or is_measure else "s", run, gap))
-    elif is_text or (_is_word(run, is_after_number) and (len(run) > 3 or not _is_argument(run, found))):
+    elif is_text or (_is_word(run, is_after_number) and not _is_argument(run, found)):
         found.append(Token("w", symbol_of(run), gap))
     else:
         found += [Token("s", letter, gap and not i) for i, letter in enumerate(run)]
@@ -390,7 +387,7 @@ def _is_argument(run: str, found: list[Token]) -> bool:
 def _is_word(run: str, is_after_number: bool) -> bool:
     if len(run) < 3 or not re.search("[aeiouyAEIOUY]", run):
         is_known = run.casefold() in _SHORT or (is_after_number and is_unit(run))
-        return is_known or len(run) > 4 or (len(run) > 2 and run.isupper())
+        return is_known or (len(run) > 2 and run.isupper())
     return not re.fullmatch("[apx][bqy][crz]", run)
 
 
@@ -452,10 +449,10 @@ def _with_numbers(found: list[Token]) -> list[Token]:
         token, word, last = found[i], words[i], result[-1] if result else Token("", "")
         is_first = {each.text for each in result} <= {"the"}
         is_amount = last.kind == "n" or last.text in ("dollar", "}", ")")
-        if token.kind == "w" and word in SCALES and is_amount:
+        if word in SCALES and is_amount:
             at = len(result) - (last.kind == "w")
             result[at:at] = [Token("o", "*"), Token("n", str(SCALES[word]))]
-        elif token.kind == "w" and (word in NUMBERS or (last.text == "a" and word in SCALES)):
+        elif word in NUMBERS or (last.text == "a" and word in SCALES):
             number, taken = number_in_words(words[i:])
             result += [
                 Token("n" if each.isdigit() else "o", each, each == "(") for each in re.findall(r"\d+|.", number)
@@ -465,7 +462,7 @@ def _with_numbers(found: list[Token]) -> list[Token]:
             result[-1:] = [Token("o", "*"), Token("n", str(_MONEY[word])), last]
         elif word in _NOONS:
             result += [Token("n", "12", token.gap), Token("w", _NOONS[word], gap=True)]
-        elif is_first and token.kind == "w" and PARTS.get(word, 2) > 2 and i + 1 < len(found):
+        elif is_first and PARTS.get(word, 2) > 2 and i + 1 < len(found):
             result.append(Token("n", str(PARTS[word])))  # the fourth quadrant
         elif word == "pm" and _CLOCK.fullmatch("".join(each.text for each in result[-3:])):
             result[-3] = Token("n", str(int(result[-3].text) % 12 + 12))
@@ -481,14 +478,14 @@ def _with_numbers(found: list[Token]) -> list[Token]:
 def _with_moduli(found: list[Token]) -> list[Token]:
     r"""Convert ``12 \pmod{7}`` to 5 and the word ``mod7``."""
     at = next((i for i, each in enumerate(found) if each.text == "mod"), 0)
-    digits = [int(each.text) for each in found[at:] if each.kind == "n" and each.text.isdigit()]
+    digits = [int(each.text) for each in found[at:] if each.text.isdigit()]
     start = max((i + 1 for i, each in enumerate(found[:at]) if each.text in ("≡", "=", "∈")), default=0)
     if not at or len(digits) != 1 or not digits[0] or any(each.kind not in "no" for each in found[start:at]):
         return found
     result: list[Token] = []
     for i, token in enumerate(found[: at - (found[at - 1].text == "(")]):
         result.append(token)
-        if i >= start and token.kind == "n" and token.text.isdigit():
+        if i >= start and token.text.isdigit():
             sign = -1 if result[-2:-1] and result[-2].text == "-" else 1
             residue = Token("n", str(sign * int(token.text) % digits[0]), token.gap)
             result[len(result) - 1 - (sign < 0) :] = [residue, Token("w", f"mod{digits[0]}")]

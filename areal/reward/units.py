@@ -18,13 +18,13 @@ _TABLE = """m* meter metre 米; g* gram gm 克; s* second sec 秒 秒钟; A* amp
     min minute 分钟 分 = 60 s; h hour hr 小时 = 60 min; day 天 = 24 h; week = 7 day; month; year yr = 12 month;
     in inche inch = 127/5000 m; ft foot feet = 12 in; yd yard = 3 ft; mi mile = 1760 yd; mph = 1 mi /h;
     kph kmph = 1 km /h; angstrom = 1/10000000000 m; ton tonne 吨 = 1000 kg; lb pound = 16 oz"""
-_OTHER_NAMES = """sq=square losse=loss AM=am PM=pm jan=january feb=february mar=march apr=april jun=june jul=july
-    aug=august sep=september sept=september oct=october nov=november dec=december mon=monday tue=tuesday tues=tuesday
-    wed=wednesday thu=thursday thur=thursday thurs=thursday fri=friday sat=saturday sun=sunday"""
+_OTHER_NAMES = """sq=square losse=loss AM=am PM=pm sept=september mon=monday tue=tuesday tues=tuesday wed=wednesday
+    thu=thursday thur=thursday thurs=thursday fri=friday sat=saturday sun=sunday"""
+MONTHS = re.findall(r"\w+", "january february march april may june july august september october november december")
 _PREFIXES = "=0 k/kilo=3 c/centi=-2 m/milli=-3 M/mega=6 G/giga=9 u/micro=-6 n/nano=-9"
 _UNIT = re.compile(r"(/?)([^\W\d_]+)(?:\^(-?\d))?")
 _SIZES: dict[str, Measure] = {}
-_SYMBOLS = dict(re.findall(r"(\w+)=(\w+)", _OTHER_NAMES))
+_SYMBOLS = dict(re.findall(r"(\w+)=(\w+)", _OTHER_NAMES)) | {month[:3]: month for month in MONTHS}
 
 
 def words_in(text: str) -> frozenset[str]:

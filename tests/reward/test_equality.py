@@ -33,7 +33,7 @@ def rows(table: str) -> list[tuple[str, str, bool]]:
 
 
 @pytest.mark.parametrize("part", range(8))
-@pytest.mark.parametrize("table", ["answers.tsv", "answers_hostile.tsv", "answers_benchmarks.tsv"])
+@pytest.mark.parametrize("table", ["answers.tsv", "answers_hostile.tsv", "answers_benchmarks.tsv", "answers_parts.tsv"])
 def test_answer_table_verdicts_hold(table: str, part: int) -> None:
     judged = [(*row, math_verify_reward_fn("q", row[0], answer=row[1])) for row in rows(table)[part::8]]
     wrong = [row for row in judged if row[3] != row[2]]
