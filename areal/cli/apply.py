@@ -114,7 +114,7 @@ def apply(
 @click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Save the plan for `areal apply FILE`.")
 @click.option("--drift", is_flag=True, help="Compare processes with recorded objects; takes no files.")
 @click.option("--format", "style", type=click.Choice(["text", "github"]), default="text", help="github: Markdown.")
-@click.option("--assume-capacity", is_flag=True, help="Assume free GPUs; for a machine that will not run it, as in CI.")
+@click.option("--assume-capacity", is_flag=True, help="Assume free GPUs and ports: it will run on another machine.")
 @change_options()
 def diff(
     cli: Invocation,

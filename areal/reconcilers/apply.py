@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from areal.reconcilers.desired import (
     with_derived,
 )
 from areal.reconcilers.kinds import StageReporter, controller_of, controllers
-from areal.reconcilers.plan import PLAN_FORMAT, DoesNotFit, ObjectPlan, Plan, refusal_of, refused_error
+from areal.reconcilers.plan import PLAN_FORMAT, DoesNotFit, ObjectPlan, Plan, Verb, refusal_of, refused_error
 from areal.reconcilers.planning import Policy
 from areal.reconcilers.prepare import CommandContext, Prepared, plan_targets
 from areal.resources.kinds import Ref, parse_ref
@@ -123,7 +123,10 @@ def diff(ctx: Context, request: ApplyRequest) -> Plan:
     too_large: dict[str, ArealError] = {}
     while True:
         try:
-            plan = loaded.prepare(refused, too_large).plan
+            prepared = loaded.prepare(refused, too_large)
+            if not request.assume_capacity:
+                _require_ports(command, prepared, too_large)
+            plan = prepared.plan
             break
         except DoesNotFit as error:  # each turn plans for one object less
             too_large[error.ref] = error
@@ -132,6 +135,18 @@ def diff(ctx: Context, request: ApplyRequest) -> Plan:
     faults = [fault for error in refused.values() if isinstance(error, ManifestError) for fault in error.diagnostics]
     every = dict.fromkeys((*loaded.faults, *faults))
     return replace(plan, objects=tuple(objects.values()), faults=tuple(every))
+
+
+def _require_ports(command: CommandContext, prepared: Prepared, without: Collection[str]) -> None:
+    """Raise DoesNotFit if a process that the plan starts would not get its port."""
+    if not any(op.verb is Verb.SPAWN for op in prepared.plan.ops):
+        return
+    from areal.reconcilers.execute import require_ports  # which an unchanged `diff` does not need
+
+    items = {target.ref: target.object for target in prepared.scope.all}
+    specs = {ref: item.spec for ref, item in items.items()}
+    schedulers = partial(command.scheduler_of, items)
+    require_ports(prepared.plan, prepared.observed, specs, command.backend.named, schedulers, without=without)
 
 
 def apply(ctx: Context, request: ApplyRequest, approve: Approve) -> Outcome:

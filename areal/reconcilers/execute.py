@@ -48,6 +48,7 @@ from areal.reconcilers.plan import (
     NO_PROCESS,
     AtRouter,
     AwaitReady,
+    DoesNotFit,
     DrainWorker,
     Op,
     Plan,
@@ -153,6 +154,7 @@ def claim_slots(
 ) -> dict[str, Slot]:
     """Return the slot of every SPAWN of the plan, by symbol. ``scheduler_of`` returns ``spec.scheduler`` of an object,
     with its ``type``. Raises NoCapacity naming the holder of a declared port."""
+    require_ports(plan, observed, specs, backend_named, scheduler_of, owner_of=owner_of)
     stopping = frozenset(op.run for op in plan.ops if op.verb is Verb.STOP)
     slots = {}
     for op in plan.ops:
@@ -169,8 +171,6 @@ def claim_slots(
             slots[op.run] = slot(port=0)
             continue
         late = ports.host == NODE_HOST
-        if endpoint.port and not late:  # ports of another machine cannot be checked
-            _require_free(op.ref, observed.of(op.ref, component), endpoint, owner_of)
         port = endpoint.port or _choose_port(op, observed, endpoint, stopping, ports)
         host = NODE_HOST if late and is_loopback(endpoint.host) else endpoint.host
         called = NODE_HOST if late else ""
@@ -178,18 +178,48 @@ def claim_slots(
     return slots
 
 
-def _require_free(
-    ref: str, runs: Sequence[ObservedRun], endpoint: Endpoint, owner_of: Callable[[int], PortOwner | None]
+def require_ports(
+    plan: Plan,
+    observed: Observed,
+    specs: Mapping[str, Mapping[str, object]],
+    backend_named: Callable[[str], PortSource],
+    scheduler_of: Callable[[str], Mapping[str, object]],
+    *,
+    owner_of: Callable[[int], PortOwner | None] = port_owner,
+    without: Collection[str] = (),
 ) -> None:
-    """Raise NoCapacity, before anything is changed, if a process of another object holds the declared port."""
-    if any(run.is_live and endpoint.port in _ports(run) for run in runs):
-        return
-    owner = owner_of(endpoint.port)
-    if owner is not None:
-        raise NoCapacity(
-            f"{ref}: port {endpoint.port} is in use by {owner}",
-            hint=Wording(f"{owner.remedy}, or choose another ", FieldName(endpoint.field)),
+    """Raise DoesNotFit, before anything is changed, for a declared port of this machine that a process of another
+    object holds, or that the plan would give to two. Ports of the objects ``without`` are not checked."""
+    taken: dict[int, tuple[str, str]] = {}
+    for op in plan.ops:
+        component = op.target.rpartition("/")[0]
+        if op.verb is not Verb.SPAWN or op.ref in without:
+            continue
+        endpoint = controller_of(op.ref.partition("/")[0]).endpoint(specs[op.ref], component)
+        if endpoint is None or not endpoint.port or backend_named(str(scheduler_of(op.ref)["type"])).host == NODE_HOST:
+            continue
+        port, mine, remedies = (
+            endpoint.port,
+            (op.ref, component),
+            [Wording("choose another ", FieldName(endpoint.field))],
         )
+        if (holder := taken.setdefault(port, mine)) != mine:
+            message = f"port {port} is also that of the {holder[1]} of {holder[0]}"
+        elif any(run.is_live and port in _ports(run) for run in observed.of(*mine)):
+            continue
+        elif (owner := owner_of(port)) is not None:
+            message = f"port {port} is in use by {owner}"
+            ends = next(
+                (each.ref for each in plan.ops if each.verb is Verb.ERASE and _holds(observed, each.ref, port)), ""
+            )
+            remedies.insert(0, Wording(f"areal delete {ends} first" if ends else owner.remedy, ", or "))
+        else:
+            continue
+        raise DoesNotFit(op.ref, NoCapacity(f"{op.ref}: {message}", hint=Wording(*remedies)))
+
+
+def _holds(observed: Observed, ref: str, port: int) -> bool:
+    return any(run.is_live and port in _ports(run) for run in observed.of(ref))
 
 
 def _choose_port(

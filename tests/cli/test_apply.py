@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -676,3 +677,23 @@ def test_diff_exits_0_without_and_1_with_difference(
     rolled = areal("diff", "-f", manifests_of(document("Model", "m1", {**model, "env": {"A": "b"}})))
     assert rolled.code == 1 and rolled.out.startswith("1 to roll")
     assert "  1. record Model/m1: spec.env.A changed" in rolled.out
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["by another process", "by another object of the plan"])
+def test_port_that_is_taken_is_no_capacity_for_diff_as_for_apply(areal: Areal, tmp_path: Path, held: bool) -> None:
+    service = MANIFEST.partition("---")[0]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if held:
+            listener.listen()
+        port = listener.getsockname()[1] if held else 18099
+        file = tmp_path / "services.yaml"
+        names = ["b"] if held else ["a", "b"]
+        file.write_text("---\n".join(service.replace("default", name).replace("18099", str(port)) for name in names))
+
+        shown, applied = areal("diff", "-f", str(file)), areal("apply", "-f", str(file))
+        elsewhere = areal("diff", "-f", str(file), "--assume-capacity")
+
+    assert (shown.code, applied.code, elsewhere.code) == (10, 10, 1)
+    assert "? InferenceService/b blocked" in shown.out and ("+ InferenceService/a create" in shown.out) is not held
+    assert f"error: InferenceService/b: port {port} is " in shown.err and shown.err in applied.err
