@@ -271,6 +271,7 @@ class _Manifests:
         recreate = [str(it.ref) for it in stored if it.uid in self.request.recreate or str(it.ref) in replaced]
         placed = _with_working_dirs(self.resources, stored, recreate)
         settled = _with_files_in_use(placed, stored, recreate, self.command.ctx.report)
+        settled = _with_absent_secrets(settled, stored, recreate)
         read = [item for item in settled if item.ref not in refused]
         refused |= {str(ref): ManifestError(it) for ref, it in self._start_faults(read, stored, recreate).items()}
         wanted: Sequence[Wanted] = [item for item in read if item.ref not in refused]
@@ -425,6 +426,29 @@ def _with_files_in_use(
             return Path(place)
 
         return replace(item, spec=with_absolute_paths(item.kind, item.spec, find=in_use))
+
+    return [settled(item) for item in wanted]
+
+
+def _with_absent_secrets(
+    wanted: Iterable[Wanted], stored: Iterable[StoredObject], recreate: Sequence[str]
+) -> list[Wanted]:
+    """Return ``wanted``. A secret's file that is gone stays as it is recorded: the manifest still names it, and the
+    processes that run have read it."""
+    known = {str(item.ref): item.applied for item in stored if str(item.ref) not in recreate}
+
+    def settled(item: Wanted) -> Wanted:
+        layer = known.get(item.ref)
+        if layer is None or layer.spec == item.spec:
+            return item
+        recorded = {value for path, value in leaves(layer.spec).items() if path[-1:] == ("file",)}
+        folders = [item.applied_in, *map(str, Path((item.source or {}).get("file", "")).parents[:2])]
+
+        def as_before(value: str, *_: object) -> Path | None:
+            places = (os.path.normpath(Path(folder, value).expanduser()) for folder in folders)
+            return next((Path(place) for place in places if place in recorded), None)
+
+        return replace(item, spec=with_absolute_paths(item.kind, item.spec, find=as_before)) if recorded else item
 
     return [settled(item) for item in wanted]
 

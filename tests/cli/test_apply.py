@@ -697,3 +697,20 @@ def test_port_that_is_taken_is_no_capacity_for_diff_as_for_apply(areal: Areal, t
     assert (shown.code, applied.code, elsewhere.code) == (10, 10, 1)
     assert "? InferenceService/b blocked" in shown.out and ("+ InferenceService/a create" in shown.out) is not held
     assert f"error: InferenceService/b: port {port} is " in shown.err and shown.err in applied.err
+
+
+def test_secret_whose_file_is_gone_is_no_change(areal: Areal, record: Record, tmp_path: Path) -> None:
+    record("InferenceService", "default", {"suspend": True})
+    text = (
+        "apiVersion: areal.dev/v1alpha1\nkind: Model\nmetadata: {name: m}\nspec:\n  suspend: true\n"
+        "  external: {url: https://example.org/v1, apiKeyFrom: {file: key}}\n"
+    )
+    file, key = tmp_path / "m.yaml", tmp_path / "key"
+    file.write_text(text)
+    key.write_text("sesame")
+    assert areal("apply", "-f", str(file)).code == 0
+    key.unlink()
+    assert areal("diff", "-f", str(file)).code == 0
+    file.write_text(text.replace("file: key", "file: other"))
+    changed = areal("diff", "-f", str(file))
+    assert changed.code == 1 and f"'{key}' -> 'other'" in changed.out
