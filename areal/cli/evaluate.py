@@ -76,14 +76,7 @@ _judgement_options = gather(
             metavar="REWARD",
             help="A sample passes from this reward on.",
         ),
-        click.option(
-            "--confidence",
-            type=FiniteRange(0.5, 0.9999),
-            default=0.95,
-            show_default=True,
-            metavar="SHARE",
-            help="Of the intervals.",
-        ),
+        options.confidence_option("Of the intervals."),
         click.option(
             "--baseline",
             metavar="NAME|DIR|trainjob/NAME@STEP",

@@ -470,6 +470,18 @@ def duration(name: str, default: str, help: str) -> Decorator[Any]:
     )
 
 
+def style_option(help: str) -> Decorator[Any]:
+    """Return the option of the rows that an export has."""
+    return click.option(
+        "--style", type=click.Choice(["individual", "concat"]), default="individual", show_default=True, help=help
+    )
+
+
+def confidence_option(help: str) -> Decorator[Any]:
+    level = FiniteRange(0.5, 0.9999)
+    return click.option("--confidence", type=level, default=0.95, show_default=True, metavar="SHARE", help=help)
+
+
 def was_given(name: str) -> bool:
     """Return whether the option is on the command line."""
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE

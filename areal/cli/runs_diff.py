@@ -11,7 +11,7 @@ import click
 
 from areal.cli.curves import Curve, curves_of, metrics_file, read_metrics, sparkline
 from areal.cli.objects import complete_names
-from areal.cli.options import FiniteRange, Invocation
+from areal.cli.options import Invocation, confidence_option
 from areal.cli.output import Column, emit_one, field, render_table, text_of
 from areal.cli.remote import local_options
 from areal.dataclasses import dataclass
@@ -52,14 +52,7 @@ class _JobRun:
     help="Average the last N equal steps  [default: a tenth of them].",
 )
 @click.option("--unpaired", is_flag=True, help="Do not pair runs that have one seed.")
-@click.option(
-    "--confidence",
-    type=FiniteRange(0.5, 0.9999),
-    default=0.95,
-    show_default=True,
-    metavar="SHARE",
-    help="Of intervals.",
-)
+@confidence_option("Of intervals.")
 @local_options
 def diff(
     cli: Invocation,

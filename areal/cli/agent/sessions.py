@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli.objects import complete_names, service_name
-from areal.cli.options import FiniteRange, Invocation, common, output, pass_invocation, read_options, remote, stack
+from areal.cli.options import (
+    FiniteRange,
+    Invocation,
+    common,
+    output,
+    pass_invocation,
+    read_options,
+    remote,
+    stack,
+    style_option,
+)
 from areal.cli.output import Column, clock, emit_one, field
 from areal.cli.remote import gateway, gateway_of
 from areal.cli.services import all_sessions, emit_sessions, limit_option
@@ -290,13 +300,7 @@ def _write(document: Mapping[str, Any], path: Path) -> None:
     "--trajectory", type=click.IntRange(min=0), metavar="N", help="Its number  [default: all that are ready]."
 )
 @click.option("--discount", type=FiniteRange(0, 1), default=1.0, show_default=True, help="Of a later reward.")
-@click.option(
-    "--style",
-    type=click.Choice(["individual", "concat"]),
-    default="individual",
-    show_default=True,
-    help="Rows: one per interaction, or one per conversation.",
-)
+@style_option("Rows: one per interaction, or one per conversation.")
 @service_option
 @stack(remote, output(dest=None), common, pass_invocation)
 def export(

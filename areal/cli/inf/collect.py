@@ -102,13 +102,7 @@ collection_options = gather("flags", CollectionFlags, _options)
 @model_name_option(required=False)
 @collection_options
 @click.option("--discount", type=FiniteRange(0, 1), default=1.0, show_default=True, help="Of rewards, per turn.")
-@click.option(
-    "--style",
-    type=click.Choice(["individual", "concat"]),
-    default="individual",
-    show_default=True,
-    help="Rows: one per turn, or one per conversation.",
-)
+@options.style_option("Rows: one per turn, or one per conversation.")
 @click.option("--output", "directory", metavar="DIR", required=True, help="Trajectories and summary go here.")
 @click.option("--parquet", is_flag=True, help="Parquet instead of JSONL.")
 @click.option("--resume", is_flag=True, help="Continue an earlier run into DIR.")
