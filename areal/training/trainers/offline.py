@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Mapping, Sequence
+from itertools import count, islice
 from typing import Any, ClassVar, cast
 
 import torch
@@ -152,10 +153,12 @@ class PreferenceTrainer(OfflineTrainer):
     def _open(self) -> None:
         super()._open()
         self.actor.config.mb_spec.granularity = 2
-        self._accuracy_counts = torch.zeros(2, dtype=torch.float64)  # (right, counted) since the last ``loss_metrics``
+        self._right: dict[int, bool] = {}  # by pair: whether it is ranked right, since the last ``loss_metrics``
+        self._pairs = count()
 
     def collate(self, rows: Sequence[Any]) -> Batch:
-        return paired_batch(rows)
+        batch = paired_batch(rows)
+        return {**batch, "pair": torch.tensor([pair for pair in islice(self._pairs, len(rows)) for _ in range(2)])}
 
     @abc.abstractmethod
     def pairs(self, outputs: TokenOutputs, micro: Batch) -> PairLoss:
@@ -163,8 +166,8 @@ class PreferenceTrainer(OfflineTrainer):
 
     def losses(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
         result, counting = self.pairs(outputs, micro), self.weights(micro)
-        right = ((result.margins > 0) & counting).sum()
-        self._accuracy_counts += torch.stack([right, counting.sum()]).double().cpu()
+        found = torch.stack([micro["pair"][0::2], result.margins > 0])[:, counting].tolist()
+        self._right |= zip(found[0], map(bool, found[1]), strict=True)  # a rank may repeat a pair, with weight 0
         return torch.where(counting, result.per_pair, 0.0)
 
     def weights(self, micro: Batch) -> Tensor:
@@ -177,9 +180,10 @@ class PreferenceTrainer(OfflineTrainer):
         return {"loss": loss, "accuracy": accuracy}
 
     def loss_metrics(self, loss: float) -> Metrics:
-        right, counted = self.ranks.all_sum(self._accuracy_counts.to(self.ranks.device)).tolist()
-        self._accuracy_counts.zero_()
-        return {"loss": loss, "accuracy": right / max(counted, 1.0)}
+        counts = torch.tensor([sum(self._right.values()), len(self._right)], device=self.ranks.device)
+        self._right.clear()
+        right, counted = self.ranks.all_sum(counts).tolist()
+        return {"loss": loss, "accuracy": right / max(counted, 1)}
 
 
 class SFTTrainer(OfflineTrainer):

@@ -20,7 +20,7 @@ from areal.api.cli_args import (
     TrainEngineConfig,
     load_expr_config,
 )
-from areal.api.engine_api import NonFinite
+from areal.api.engine_api import NonFinite, TokenOutputs
 from areal.errors import UsageFault
 from areal.rollout.evaluation import ratio_estimate
 from areal.state.job_metrics import steps_of
@@ -211,6 +211,20 @@ def test_label_smoothing_gives_conservative_dpo(tmp_path: Path) -> None:
         margin = 0.5 * (gained[0] - gained[1])
         want = -0.8 * torch.nn.functional.logsigmoid(margin) - 0.2 * torch.nn.functional.logsigmoid(-margin)
         assert trainer.loss(token_outputs(logits, micro), micro).item() == pytest.approx(want.item(), rel=1e-5)
+
+
+def test_pair_that_a_rank_repeats_counts_once(tmp_path: Path) -> None:
+    config = RWConfig(**_common(tmp_path, 1), model=TrainEngineConfig(**engine(optimizer=optimizer(1e-3))))
+    with RWTrainer(config, preferences(16)) as trainer:
+        micro = trainer.collate(preferences(4))
+        outputs = TokenOutputs.of_critic(torch.zeros(micro["input_ids"].shape))
+        outputs.values[0] = 1.0  # only the first pair is ranked right
+        trainer.losses(outputs, micro)
+        first = {name: column[:2] for name, column in micro.items()}
+        trainer.losses(TokenOutputs.of_critic(outputs.values[:2]), first)
+        assert trainer.loss_metrics(0.5) == {"loss": 0.5, "accuracy": 0.25}
+        trainer.losses(TokenOutputs.of_critic(outputs.values[:2]), first)
+        assert trainer.loss_metrics(0.5)["accuracy"] == 1.0
 
 
 def test_run_with_non_finite_loss_keeps_checkpoint(tmp_path: Path) -> None:
