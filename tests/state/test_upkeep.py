@@ -108,7 +108,12 @@ def test_world_readable_files_are_found_and_tightened(home: Home) -> None:
     key = ensure_admin_key(home, "default")
     key.chmod(0o644)
     home.runs.chmod(0o755)
-    assert dict(exposed(home)) == {home.runs: 0o755, key: 0o644}
+    secret, config = (home.runs / "r1" / name for name in ("secret.json", "config.json"))
+    secret.parent.mkdir(mode=0o700)
+    for file, mode in ((secret, 0o640), (config, 0o644)):
+        file.write_text("{}")
+        file.chmod(mode)
+    assert dict(exposed(home)) == {home.runs: 0o755, key: 0o644, secret: 0o640}
     for path, _ in exposed(home):
         tighten(path)
     assert exposed(home) == ()

@@ -23,7 +23,7 @@ from areal.services.inference.data_proxy.fields import (
 from areal.services.inference.data_proxy.openai import read_completion
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines import sglang, vllm
-from areal.services.inference.engines.base import Capabilities, EngineCall, EngineRefused
+from areal.services.inference.engines.base import SAMPLING_FIELDS, Capabilities, EngineCall, EngineRefused
 from areal.wire.sampling import SamplingParams
 
 SCHEMA = {"type": "object"}
@@ -219,6 +219,30 @@ def test_explicit_defaults_give_same_sampling(codec: TextCodec) -> None:
     assert unsaid == read_sampling(Fields(defaults), codec, options, Capabilities(), 7)
     assert unsaid == SamplingParams(7, stop_token_ids=(2,))
     assert read_sampling(Fields({"seed": 1}), codec, options, Capabilities(), 7) == replace(unsaid, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "parameter"),
+    [
+        ("seed", 1, "seed"),
+        ("min_tokens", 2, "min_new_tokens"),
+        ("top_k", 3, "top_k"),
+        ("temperature", 0.5, "temperature"),
+    ],
+)
+def test_field_that_an_engine_lacks_is_refused_by_the_callers_name(
+    codec: TextCodec, field: str, value: float, parameter: str
+) -> None:
+    options = read_response_options(Fields({}), None, Capabilities())
+    lacking = Capabilities(sampling_fields=SAMPLING_FIELDS - {parameter})
+    with pytest.raises(ApiError, match="this engine does not have it") as caught:
+        read_sampling(Fields({field: value}), codec, options, lacking, 7)
+    assert (caught.value.status, caught.value.param) == (400, field)
+    others = {"seed": 1, "min_tokens": 2, "top_k": 3, "temperature": 0.5}
+    del others[field]
+    assert read_sampling(Fields(dict(others)), codec, options, lacking, 7) == read_sampling(
+        Fields(dict(others)), codec, options, Capabilities(), 7
+    )
 
 
 def test_absent_fields_have_defaults_of_sampling_params(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
