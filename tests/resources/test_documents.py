@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from areal.resources.documents import MAX_ITEMS, TOO_MUCH
+from areal.resources.nodes import ManifestError
 from areal.resources.render import RenderRequest, render
 
 from .helpers import HEAD, faults, model, rendered
@@ -37,6 +38,28 @@ def test_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     (found,) = render(RenderRequest((str(pipe),))).resources
     writer.join(timeout=30)
     assert found.name == "qwen"
+
+
+def test_folders_below_are_read_only_with_recursion(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "deep.yaml").write_text(model(name="deep"))
+    for hidden in (".git", "below/.hidden"):
+        (tmp_path / hidden).mkdir()
+        (tmp_path / hidden / "no.yaml").write_text("{")
+    folder = str(tmp_path)
+    with pytest.raises(ManifestError) as caught:
+        render(RenderRequest((folder,)))
+    (fault,) = caught.value.diagnostics
+    assert fault.message.startswith("no manifests in this folder (*.yaml")
+    assert fault.hint == f"add -R to read the folders below {folder}"
+    assert [item.name for item in render(RenderRequest((folder,), recursive=True)).resources] == ["deep"]
+    (tmp_path / "top.yaml").write_text(model(name="top"))
+    assert [item.name for item in render(RenderRequest((folder,))).resources] == ["top"]
+    (tmp_path / "empty").mkdir()
+    for recursive in (False, True):
+        with pytest.raises(ManifestError) as caught:
+            render(RenderRequest((str(tmp_path / "empty"),), recursive=recursive))
+        assert caught.value.diagnostics[0].hint is None
 
 
 def test_symlinked_folders_are_not_followed(tmp_path: Path) -> None:

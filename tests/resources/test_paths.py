@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from areal.resources.paths import import_fault, looks_local, resolve_model_path, with_absolute_paths
+from areal.resources.paths import import_fault, looks_local, resolve_model_path, same_content, with_absolute_paths
 
 
 @pytest.mark.parametrize("path", ["./m", "../m", "/m", "~/m", ".", "a/b/c"])
@@ -107,3 +108,26 @@ def test_import_fault_names_nearest_file_of_folder(tmp_path: Path) -> None:
     absent = 'there is no module rewrd (did you mean "reward"?)'
     assert import_fault("rewrd:score", [str(tmp_path), *sys.path]) == absent
     assert import_fault("quite_other:score", [str(tmp_path), *sys.path]) == "there is no module quite_other"
+
+
+def test_same_content_is_that_of_the_bytes_of_each_file(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        (folder / "deep").mkdir(parents=True)
+        (folder / "deep" / "a").write_text("1234")
+        (folder / "b").write_text("x")
+
+    def same() -> bool:
+        return same_content(str(one), str(other))
+
+    assert same() and same_content(str(one / "b"), str(other / "b"))
+    assert not same_content(str(one), str(one / "b")) and not same_content(str(one / "b"), str(one))
+    assert not same_content(str(one / "none"), str(other / "none"))
+    (other / "deep" / "a").write_text("1235")
+    os.utime(one / "deep" / "a", (9, 9))
+    os.utime(other / "deep" / "a", (9, 9))
+    assert not same(), "one size and one time in whole seconds: the bytes are compared"
+    (other / "deep" / "a").write_text("1234")
+    assert same()
+    (other / "c").touch()
+    assert not same()
