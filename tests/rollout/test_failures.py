@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -21,7 +22,7 @@ from areal.rollout.failures import (
     cause_of,
 )
 
-REQUEST = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
+REQUEST: Any = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
 
 
 class Answered(Exception):
@@ -33,7 +34,8 @@ class Answered(Exception):
 
 
 def of_openai(status: int, code: str | None = None) -> openai.APIStatusError:
-    return openai.APIStatusError("no", response=httpx.Response(status, request=REQUEST), body={"code": code})
+    response: Any = httpx.Response(status, request=REQUEST)
+    return openai.APIStatusError("no", response=response, body={"code": code})
 
 
 def raised(error: Exception, cause: Exception) -> Exception:
