@@ -20,7 +20,15 @@ from areal.errors import ArealError, NotFound
 from areal.terminal import spelled
 from areal.trajectories.record import Episode, Interaction
 from areal.trajectories.render import Paint, render_terminal
-from areal.trajectories.view import Stretch, TokenDecoder, load_decoder, stretches, text_of_messages, turns
+from areal.trajectories.view import (
+    Stretch,
+    TokenDecoder,
+    load_decoder,
+    shown_episode,
+    stretches,
+    text_of_messages,
+    turns,
+)
 from areal.ui.page import harmless, render_html
 from tests.services.tokenizer_folder import write_tokenizer
 from tests.trajectories.samples import branched, external, interaction
@@ -252,3 +260,9 @@ def test_multi_turn_row_counts_and_names_each_turn() -> None:
     text = render_terminal(episode, turns(episode, None), paint=None)
     assert "2 turns" in text and "answer of turn 1:" in text and "answer of turn 2:" in text
     assert "training step 3  ·  sample 1 of group t-0" in text
+    (turn,) = shown_episode(episode, None)["turns"]
+    assert (turn["number"], turn["depth"], turn["mask"], turn["turns"]) == ("1", 0, "001011", [0, 1, 1])
+    (turn,) = shown_episode(replace(episode, interactions=(replace(row, turn_ids=[-1, -1, 0, -1, 0, 0]),)), None)[
+        "turns"
+    ]
+    assert turn["turns"] is None, "one turn needs no names"
