@@ -18,6 +18,7 @@ import pytest
 from areal.dataclasses import replace
 from areal.errors import ArealError, NoCapacity
 from areal.files import try_lock
+from areal.runtime import leases
 from areal.runtime.backends.base import Phase
 from areal.runtime.backends.local import LocalBackend
 from areal.runtime.gpus import Gpu, GpuListing
@@ -116,6 +117,10 @@ def test_owner_of_a_port_is_its_process_and_user(stranger: tuple[int, subprocess
     assert str(found) == f"pid {process.pid} ({found.command}) of user {pwd.getpwuid(os.getuid()).pw_name}"
     assert found.remedy == "stop that process"
     assert str(replace(found, pid=None)) == f"a process of user {found.user} that cannot be inspected"
+
+
+def test_user_without_a_name_is_shown_by_number() -> None:
+    assert leases._user_name(2**31 - 7) == "2147483641"
 
 
 def test_foreign_listener_of_a_shared_port_is_of_another_session(spawn: Spawn) -> None:
