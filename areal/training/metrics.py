@@ -10,9 +10,11 @@ import importlib
 import json
 import math
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from urllib.parse import urlsplit
@@ -26,6 +28,7 @@ from areal.rollout.controller import KEY_FILE
 from areal.services.http.auth import AdminKey, load_admin_key
 from areal.services.http.serve import serve_in_thread
 from areal.services.http.service import Service
+from areal.training.run_folder import plain_values
 from areal.wire.training_health import NO_WAIT
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 Metrics = dict[str, float]
 DISCOVERY = "prometheus.json"
+WANDB_ID = "wandb.id"
 _GAUGES = {
     "reward/mean": ("areal_trainer_reward", "Mean reward of the last step's samples."),
     "eval/reward/mean": ("areal_trainer_eval_reward", "Mean reward of the last evaluation."),
@@ -70,6 +74,9 @@ _SHOWN = (
 class Tracker(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
+    def rewind(self, step: int) -> None:
+        """Forget what was logged after ``step``: it is repeated."""
+
     def close(self) -> None: ...
 
 
@@ -87,6 +94,8 @@ class MetricsLog:
     def rewind(self, step: int) -> None:
         """Remove the lines of steps after ``step``, which a resumed run repeats."""
         self._replace([line for line in _lines(self._path) if line["step"] <= step])
+        for tracker in self._trackers:
+            tracker.rewind(step)
 
     def restart(self) -> Path | None:
         """Start an empty file. Returns the file to which the previous lines were moved, if there were any."""
@@ -95,6 +104,8 @@ class MetricsLog:
         earlier = self._path.with_name("metrics.old.jsonl")
         self._path.replace(earlier)
         self._path.touch()
+        for tracker in self._trackers:
+            tracker.rewind(-1)
         return earlier
 
     def amend(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -163,13 +174,14 @@ class Timings:
         return {f"time/{phase}": value for phase, value in seconds.items()}
 
 
-def open_trackers(config: BaseExperimentConfig, folder: Path) -> list[Tracker]:
-    """Open the configured trackers. Raises UsageFault with the package that a tracker needs."""
+def open_trackers(config: BaseExperimentConfig, folder: Path, *, resumes: bool = False) -> list[Tracker]:
+    """Open the configured trackers. ``resumes``: the run of a tracker continues the last one of ``folder``. Raises
+    UsageFault with the package that a tracker needs."""
     logger, trackers = config.stats_logger, list[Tracker]()
     if logger.tensorboard.path is not None:
         trackers.append(_TensorBoard(logger.tensorboard.path))
     if logger.wandb.mode != "disabled":
-        trackers.append(_open_wandb(config, folder))
+        trackers.append(_open_wandb(config, folder, resumes=resumes))
     if logger.swanlab.mode != "disabled":
         trackers.append(_open_swanlab(config, folder))
     if logger.trackio.mode != "disabled":
@@ -192,11 +204,16 @@ class _TensorBoard:
         _package("tensorboard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(path)
+        self._open: Any = partial(SummaryWriter, path)
+        self._writer = self._open()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
+
+    def rewind(self, step: int) -> None:
+        self._writer.close()
+        self._writer = self._open(purge_step=step + 1)
 
     def close(self) -> None:
         self._writer.close()
@@ -211,11 +228,33 @@ class _TrackedRun:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.log(dict(metrics), step=step)
 
+    def rewind(self, step: int) -> None:
+        """Do nothing: the package cannot."""
+
     def close(self) -> None:
         self.run.finish()
 
 
-def _open_wandb(config: BaseExperimentConfig, folder: Path) -> Tracker:
+def _settings(config: BaseExperimentConfig, asked: Mapping[str, object] | None) -> Mapping[str, object]:
+    """Return what a tracker shows as the configuration of a run: what is ``asked`` for, else all of it."""
+    return plain_values(config) if asked is None else asked
+
+
+def _wandb_id(config: BaseExperimentConfig, folder: Path, *, resumes: bool) -> str:
+    """Return the id of the run at W&B, which is another one for a new run of the same names: W&B drops the steps that
+    a run has already."""
+    file, suffix = folder / WANDB_ID, config.stats_logger.wandb.id_suffix or ""
+    named = f"{config.experiment_name}-{config.trial_name}{suffix}".replace("/", "-")
+    with contextlib.suppress(OSError):
+        if resumes and (known := file.read_text()).startswith(named):
+            return known
+    made = f"{named}-{secrets.token_hex(4)}"
+    with contextlib.suppress(OSError):  # a full disk costs the continuation of the curve
+        replace_file(file, made.encode())
+    return made
+
+
+def _open_wandb(config: BaseExperimentConfig, folder: Path, *, resumes: bool) -> Tracker:
     wandb, asked = _package("wandb", "wandb"), config.stats_logger.wandb
     run = wandb.init(
         mode=asked.mode,
@@ -226,9 +265,9 @@ def _open_wandb(config: BaseExperimentConfig, folder: Path) -> Tracker:
         tags=asked.tags,
         notes=asked.notes,
         job_type=asked.job_type,
-        config=asked.config,
+        config=_settings(config, asked.config),
         dir=str(folder),
-        id=f"{config.experiment_name}-{config.trial_name}{asked.id_suffix or ''}".replace("/", "-"),
+        id=_wandb_id(config, folder, resumes=resumes),
         resume="allow",
     )
     return _TrackedRun(run)
@@ -241,7 +280,7 @@ def _open_swanlab(config: BaseExperimentConfig, folder: Path) -> Tracker:
     swanlab.init(
         project=asked.project or config.experiment_name,
         experiment_name=asked.name or config.trial_name,
-        config=asked.config,
+        config=_settings(config, asked.config),
         logdir=asked.logdir or str(folder / "swanlog"),
         mode=asked.mode,
     )
@@ -260,6 +299,7 @@ def _open_trackio(config: BaseExperimentConfig) -> Tracker:
         project=asked.project or config.experiment_name,
         name=asked.name or config.trial_name,
         space_id=space if asked.mode == "online" else None,
+        config=_settings(config, None),
     )
     return _TrackedRun(trackio)
 
@@ -301,6 +341,9 @@ class Prometheus:
                 self._seconds.labels("whole" if rest == "step" else rest).inc(value)
             else:
                 self._other.labels(name).set(value)
+
+    def rewind(self, step: int) -> None:
+        pass
 
     def close(self) -> None:
         pass

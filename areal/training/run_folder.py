@@ -105,7 +105,7 @@ class RunFolder:
     def write_config(self, config: BaseExperimentConfig) -> list[str]:
         """Write the configuration of this attempt with all defaults; as ``--config`` it starts the same run again.
         Return the differences from the previous attempt, as text. Keys that only one of the two has are left out."""
-        text = yaml.safe_dump(_plain(config), sort_keys=False)
+        text = yaml.safe_dump(plain_values(config), sort_keys=False)
         try:
             earlier = yaml.safe_load(self.config.read_text())
         except (OSError, ValueError, yaml.YAMLError):  # missing or damaged: nothing to compare with
@@ -130,21 +130,21 @@ class RunFolder:
         return self.root / "version"
 
 
-def _plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """Return the value as YAML types: functions and classes by name, a section with two names under its first. Secrets
     (fields with ``repr=False``) are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.repr}
         first = {id(each): name for name, each in reversed(fields.items())}
         return {
-            name: _plain(each)
+            name: plain_values(each)
             for name, each in fields.items()
             if not dataclasses.is_dataclass(each) or first[id(each)] == name
         }
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): plain_values(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(each) for each in value]
+        return [plain_values(each) for each in value]
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, str | int | float | bool):

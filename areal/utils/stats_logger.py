@@ -18,7 +18,7 @@ class StatsLogger:
         experiment = _experiment(config)
         folder = run_folder(experiment)
         folder.prepare()
-        self._log = MetricsLog(folder.metrics, folder.attempt, open_trackers(experiment, folder.root))
+        self._log = MetricsLog(folder.metrics, folder.attempt, open_trackers(experiment, folder.root, resumes=True))
 
     def commit(
         self, epoch: int, step: int, global_step: int, data: Mapping[str, float] | Sequence[Mapping[str, float]]

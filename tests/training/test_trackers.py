@@ -21,7 +21,7 @@ from areal.api.cli_args import (
     WandBConfig,
 )
 from areal.errors import UsageFault
-from areal.training.metrics import open_trackers
+from areal.training.metrics import MetricsLog, open_trackers
 
 
 def _config(**trackers: object) -> SFTConfig:
@@ -120,8 +120,13 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, tracker: str, folder: Path, **sett
 def test_tracker_receives_setting(tracker: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
     beside, value = FIELDS[tracker][field]
-    before = calls_of(monkeypatch, tracker, tmp_path, **beside)
-    after = calls_of(monkeypatch, tracker, tmp_path, **beside | {field: value})
+    before, after = (
+        [
+            (name, args, {key: each for key, each in given.items() if key != "config" or field == "config"})
+            for name, args, given in calls_of(monkeypatch, tracker, tmp_path, **settings)
+        ]
+        for settings in (beside, beside | {field: value})
+    )
     assert before != after
     if (tracker, field) != ("trackio", "mode"):  # which has no such argument: its effect is a Space or none
         assert repr(value).strip("'") in repr(after) and repr(value).strip("'") not in repr(before)
@@ -152,3 +157,64 @@ def test_tensorboard_writes_to_its_path(tmp_path: Path, monkeypatch: pytest.Monk
     tracker.log(1, {"loss": 0.5})
     tracker.close()
     assert list(path.glob("events.*"))
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "swanlab", "trackio"])
+def test_tracker_receives_the_configuration_of_the_run_without_secrets(
+    tracker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKIO_SPACE_ID", "us/runs")
+    secret = {"api_key": "sk-1"} if tracker == "swanlab" else {}
+    *_, (_, _, given) = calls_of(monkeypatch, tracker, tmp_path, **secret)
+    assert (given["config"]["trial_name"], given["config"]["model"]["dtype"]) == ("t", "bfloat16")
+    assert "sk-1" not in repr(given["config"])
+
+
+def test_only_a_resumed_run_continues_its_wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def id_of(folder: Path, suffix: str | None = None, **resumes: bool) -> str:
+        with monkeypatch.context() as patch:
+            calls = recorded(patch, "wandb", "init")
+            open_trackers(_config(wandb=WandBConfig(mode="offline", id_suffix=suffix)), folder, **resumes)
+        return str(calls[0][2]["id"])
+
+    first, second = id_of(tmp_path), id_of(tmp_path)  # W&B would drop the steps of the second
+    assert first.startswith("e-t-") and second.startswith("e-t-") and first != second
+    assert id_of(tmp_path, resumes=True) == second
+    assert id_of(tmp_path, "-b", resumes=True) != second
+    (tmp_path / "other").mkdir()
+    assert id_of(tmp_path / "other", resumes=True).startswith("e-t-")  # of a version that did not keep it
+
+
+@pytest.mark.parametrize(("resumed_after", "kept"), [(2, [1, 2, 3]), (None, [1, 2])])
+def test_tensorboard_draws_repeated_steps_once(
+    resumed_after: int | None, kept: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, metrics = str(tmp_path / "tb"), tmp_path / "metrics.jsonl"
+    is_installed = importlib.util.find_spec("tensorboard") is not None
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "tensorboard", ModuleType("tensorboard"))
+        monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", ModuleType("torch.utils.tensorboard"))
+        calls = recorded(monkeypatch, "torch.utils.tensorboard", "SummaryWriter")
+    trackers = _config(tensorboard=TensorBoardConfig(path=path))
+    killed = MetricsLog(metrics, 1, open_trackers(trackers, tmp_path))
+    assert killed.restart() is None  # nothing to forget: other runs may write to the same folder
+    for step in (1, 2, 3):
+        killed.write(step, {"loss": 1.0})
+    killed.close()
+    log = MetricsLog(metrics, 2, open_trackers(trackers, tmp_path))
+    if resumed_after is not None:
+        log.rewind(resumed_after)
+    else:
+        assert log.restart() is not None
+    for step in kept[2:] if resumed_after else kept:
+        log.write(step, {"loss": 0.5})
+    log.close()
+    if not is_installed:
+        first = 0 if resumed_after is None else resumed_after + 1
+        assert [given for _, _, given in calls] == [{}, {}, {"purge_step": first}]
+        return
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(path)
+    found.Reload()
+    assert [each.step for each in found.Scalars("loss")] == kept

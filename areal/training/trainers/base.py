@@ -134,7 +134,8 @@ class Trainer(abc.ABC):
             self.folder.prepare()
             self.stack.enter_context(self.folder.locked())
             self._changes = self.folder.write_config(self.config)
-            trackers = open_trackers(self.config, self.folder.root)
+            resumes = self.config.recover.enabled and self.checkpoints.newest() is not None
+            trackers = open_trackers(self.config, self.folder.root, resumes=resumes)
             self.metrics_url: str | None = None
             if self.config.stats_logger.prometheus.enabled:
                 scraped = prometheus(self.config, self.folder.root, self.total_steps)
