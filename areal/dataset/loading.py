@@ -179,9 +179,8 @@ def _prompt(row: Row, instruction: str) -> Row:
     if _is_conversation(row.get("prompt")):
         rest = {name: value for name, value in row.items() if name != "prompt"}
         return {**rest, **answer, "messages": list(row["prompt"])}
-    question, used = _question(row)
-    rest = {name: value for name, value in row.items() if name not in used}
-    return {**rest, **answer, "messages": [{"role": "user", "content": f"{question}{instruction}"}]}
+    content = f"{_question(row)}{instruction}"
+    return {**row, **answer, "messages": [{"role": "user", "content": content}]}  # a reward may read the question
 
 
 def _supervised(row: Row, tokenizer: Any, train_on: TrainOn) -> Row:
@@ -214,7 +213,7 @@ def _supervised(row: Row, tokenizer: Any, train_on: TrainOn) -> Row:
         turns = answer if _is_conversation(answer) else [{"role": "assistant", "content": _text("answer", answer)}]
         return _conversation(row, _following(prompt, turns), tokenizer, train_on)
     _refuse_templating(row)
-    question, answer = _question(row)[0], _first(row, _SFT_TARGETS)
+    question, answer = _question(row), _first(row, _SFT_TARGETS)
     before = list(tokenizer.encode(question))
     whole = list(tokenizer.encode(f"{question}{answer}{tokenizer.eos_token or ''}"))
     known = in_common(before, whole)  # a token over the boundary is learned
@@ -256,7 +255,7 @@ def _pair(row: Row, tokenizer: Any) -> Row:
         sides = [[{"role": "assistant", "content": side}] if isinstance(side, str) else side for side in sides]
     if all(isinstance(side, str) for side in sides):
         _refuse_templating(row)
-        prompt = _question(row)[0] if any(row.get(each) is not None for each in _QUESTIONS) else ""
+        prompt = _question(row) if any(row.get(each) is not None for each in _QUESTIONS) else ""
         ids = [list(tokenizer.encode(f"{prompt}{side}{tokenizer.eos_token or ''}")) for side in sides]
         before = list(tokenizer.encode(prompt)) if prompt else None
         lengths = {} if before is None else {"prompt_length": min(in_common(before, side) for side in ids)}
@@ -264,7 +263,7 @@ def _pair(row: Row, tokenizer: Any) -> Row:
     first = row.get("prompt")
     turns = list(first) if isinstance(first, list) else []  # without a prompt, both sides are whole conversations
     if not turns and all(_is_conversation(side) and side[0]["role"] == "assistant" for side in sides):
-        turns = [{"role": "user", "content": _question(row)[0]}]
+        turns = [{"role": "user", "content": _question(row)}]
     chosen, rejected = (_following(turns, side) for side in sides)
     if normalise(chosen, None).messages[:-1] != normalise(rejected, None).messages[:-1]:
         raise ValueError("chosen and rejected must be the same but for their last message")
@@ -288,12 +287,11 @@ def _are_objects(value: object, key: str) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, dict) and key in each for each in value)
 
 
-def _question(row: Row) -> tuple[str, tuple[str, ...]]:
-    """Return the question, and the columns that it is made of: of Alpaca's rows ``instruction`` and ``input``."""
+def _question(row: Row) -> str:
+    """Return the question: of Alpaca's rows ``instruction`` and ``input``."""
     if row.get("instruction") is not None and row.get("input") and not any(row.get(each) for each in _QUESTIONS[:3]):
-        return f"{_first(row, ('instruction',))}\n{_first(row, ('input',))}", ("instruction", "input")
-    name = next((each for each in _QUESTIONS if row.get(each) is not None), "")
-    return _first(row, _QUESTIONS), (name,)
+        return f"{_first(row, ('instruction',))}\n{_first(row, ('input',))}"
+    return _first(row, _QUESTIONS)
 
 
 def _first(row: Row, names: Sequence[str]) -> str:

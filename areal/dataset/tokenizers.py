@@ -13,6 +13,11 @@ from areal.errors import NotFound, UsageFault
 from areal.files import parse_json
 from areal.hub import TOKENIZER_FILES, model_folder
 
+NO_TEMPLATE = (
+    "take the tokenizer of a chat model (tokenizer_path), or write a chat_template.jinja into the model's folder: "
+    "{{ messages[-1]['content'] }} is the text of a question alone, for a base model"
+)
+
 
 @lru_cache(maxsize=8)
 def load_hf_tokenizer(model_name_or_path: str, fast_tokenizer: bool = True, padding_side: str | None = None) -> Any:
@@ -64,7 +69,7 @@ def chat_of(tokenizer: Any, with_tools: bool = False) -> Chat:
     if not source:
         raise UsageFault(
             f"the tokenizer {getattr(tokenizer, 'name_or_path', '')} has no chat template",
-            hint="take the tokenizer of a chat model (tokenizer_path), or give rows a prompt instead of messages",
+            hint=f"{NO_TEMPLATE}; fine-tuning also takes texts, in the columns prompt and answer",
         )
     chats = _CHATS.setdefault(tokenizer, {})
     if source not in chats:

@@ -68,7 +68,8 @@ class RolloutsFailed(ArealError):
         cause = (
             f"; the first, {first.task_id}, by fault of the {first.blame}: {error_line(first.error)}" if first else ""
         )
-        super().__init__(message + cause, hint=hint or (_HINT if failures else None))
+        remedy = first.error.hint if first is not None and isinstance(first.error, ArealError) else None
+        super().__init__(message + cause, hint=hint or remedy or (_HINT if failures else None))
         self.failures = tuple(failures)
 
     @property

@@ -25,7 +25,9 @@ from areal.api.config.loading import ConfigError, ConfigFault, examine, values_o
 from areal.api.config.training import TrainEngineConfig
 from areal.dataset.files import SUFFIXES, Rows, cached_files, read_files, read_rows
 from areal.dataset.loading import DEFAULT_SPLITS, formatted, is_loader
+from areal.dataset.tokenizers import NO_TEMPLATE
 from areal.errors import ArealError, UsageFault
+from areal.files import parse_json
 from areal.hub import Hub, is_id
 from areal.resources.paths import import_fault, looks_local, module_of
 from areal.resources.tree import FieldPath
@@ -55,6 +57,7 @@ def check(request: Mapping[str, Any]) -> ConfigAnswer:
             yield from _code_faults(config)
             if not request["later"]:
                 yield from _file_faults(config, trains=request["trains"])
+                yield from _template_faults(config)
                 yield from _row_faults(config)
                 yield from _batch_faults(config)
 
@@ -153,6 +156,29 @@ def _is_quick_to_read(path: Path) -> bool:
         return path.exists()
     with path.open("rb") as stream:
         return stream.read(1) != b"["
+
+
+def _template_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
+    """Yield a local tokenizer without a chat template: that of a base model."""
+    if not isinstance(config, PPOConfig) or not _uses_default_workflow(config):
+        return
+    if config.workflow_kwargs.get("get_input_ids_fn"):
+        return
+    folder = Path(config.tokenizer_path).expanduser()
+    described = [_json_of(folder / name) for name in ("tokenizer_config.json", "chat_template.json")]
+    if described[0] is None or (folder / "chat_template.jinja").is_file():
+        return
+    if not any(each and each.get("chat_template") for each in described):
+        path = ("tokenizer_path",) if config.tokenizer_path != config.actor.path else ("actor", "path")
+        yield path, f"the tokenizer in {str(folder)!r} has no chat template: {NO_TEMPLATE}"
+
+
+def _json_of(file: Path) -> dict[str, Any] | None:
+    try:
+        found = parse_json(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _row_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:

@@ -46,6 +46,7 @@ def test_gsm8k_folder_is_detected_by_content(tmp_path: Path) -> None:
     config = TrainDatasetConfig(path=str(tmp_path), type="rl")
     train = get_custom_dataset(split="train", dataset_config=config)
     assert train[1] == {
+        "question": "2 + 2?",
         "answer": "#### 4",
         "messages": [{"role": "user", "content": "2 + 2?\nPlease put your final answer within \\boxed{}."}],
     }
@@ -187,9 +188,9 @@ def test_overlong_rows_are_dropped(tmp_path: Path, tokenizer: Any) -> None:
 
 def test_rows_have_training_interface(tmp_path: Path) -> None:
     data = get_custom_dataset(path=str(lines(tmp_path / "a.jsonl", GSM)))
-    assert data.column_names == ["answer", "messages"]
+    assert data.column_names == ["question", "answer", "messages"]
     assert len(data[:1]) == len(data.select([1])) == len(data.filter(lambda row: row["answer"] == "#### 4")) == 1
-    assert data.map(lambda row: {"n": len(row)})[0] == {"n": 2}
+    assert data.map(lambda row: {"n": len(row)})[0] == {"n": 3}
 
 
 @pytest.mark.parametrize(
@@ -336,8 +337,9 @@ def test_row_without_valid_prompt_is_reported_with_line(
 def test_tokenizer_without_a_chat_template_is_named(tmp_path: Path) -> None:
     tokenizer = load_hf_tokenizer(str(write_tokenizer(tmp_path / "bare")))
     tokenizer.chat_template = None
-    with pytest.raises(UsageFault, match="bare has no chat template"):
+    with pytest.raises(UsageFault, match="bare has no chat template") as caught:
         get_custom_dataset(path=str(lines(tmp_path / "d.jsonl", GSM)), type="rl", tokenizer=tokenizer, max_length=64)
+    assert caught.value.hint is not None and "{{ messages[-1]['content'] }}" in caught.value.hint
 
 
 def own_rows(split: str | None, dataset_config: Any, tokenizer: Any) -> list[dict[str, Any]]:

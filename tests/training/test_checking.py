@@ -87,6 +87,17 @@ def test_fault_is_reported_with_its_key(folder: Path, values: dict[str, Any], pa
     assert (list(found["path"]), found["override"]) == (path, None) and message in found["message"]
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"])
+def test_tokenizer_without_chat_template_is_reported(folder: Path, name: str) -> None:
+    (folder / "model" / "tokenizer_config.json").write_text("{}")
+    (found,) = faults(folder, {})
+    assert list(found["path"]) == ["actor", "path"] and "has no chat template: take the tokenizer" in found["message"]
+    assert not faults(folder, {"workflow_kwargs": {"get_input_ids_fn": "rewards:right"}})
+    assert not faults(folder, {"workflow": "rewards:right", "reward_fn": ""})  # it may make prompts in its own way
+    (folder / "model" / name).write_text('{"chat_template": "{{ messages }}"}')
+    assert not faults(folder, {})
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -166,7 +177,8 @@ def test_row_without_reward_column_is_a_dataset_fault(folder: Path, reward: str,
     assert all(list(each["path"]) == ["train_dataset", "path"] and message in each["message"] for each in found)
     if "gold" in reward and found:
         assert (
-            "missing a required argument: 'gold'" in found[0]["message"] and "a row has answer" in found[0]["message"]
+            "missing a required argument: 'gold'" in found[0]["message"]
+            and "a row has question, answer" in found[0]["message"]
         )
 
 
