@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import time
 from contextlib import suppress
 
@@ -45,8 +46,10 @@ def replace_file(path: Path | str, content: bytes, *, mode: int = 0o600, durable
 
 
 def lacks_room(error: OSError) -> bool:
-    """Return whether a write failed for lack of room: the disk, a quota or the limit of a file's size."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    """Return whether a write failed for lack of room: the disk, a quota or the limit of a file's size. Of safetensors,
+    which is written in Rust, only the message has the number of the error."""
+    named = re.search(r"\(os error (\d+)\)", str(error)) if error.errno == errno.EIO else None
+    return (int(named[1]) if named else error.errno) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def disk_remedy(error: OSError | None) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
-from areal.files import last_lines, lock_named, parse_json, replace_file, still_named
+from areal.files import disk_remedy, last_lines, lock_named, parse_json, replace_file, still_named
 from areal.runtime import records
 
 
@@ -48,6 +49,22 @@ def test_full_disk_keeps_old_bytes_without_draft(tmp_path: Path, monkeypatch: py
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"
     assert [each.name for each in tmp_path.iterdir()] == ["about.json"]
+
+
+def test_weights_that_find_no_room_ask_for_room(tmp_path: Path) -> None:
+    import torch
+
+    from areal.training.engines.huggingface import write_model
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(OSError, match="os error") as caught:
+            write_model({"weight": torch.zeros(1 << 16)}, [], tmp_path / "model", "")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (disk_remedy(caught.value), list(tmp_path.iterdir())) == ("free space", [])
+    assert disk_remedy(OSError(errno.EIO, "a bad sector")) == "check the disk"
 
 
 def test_run_record_is_written_without_folder_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,7 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("actor.optimizr.lr=1", 'there is no key actor.optimizr.lr (did you mean "actor.optimizer"?); +actor'),
+        ("actor.optimizr.lr=1", 'there is no key actor.optimizr.lr (did you mean "actor.optimizer"?)'),
         ("actor.optimizer.lr=fast", "command line, actor.optimizer.lr=fast: actor.optimizer.lr: must be a number"),
         ("seed", "'seed' has no value: write seed=value"),
         ("=1", "'=1' is no override"),

@@ -101,7 +101,8 @@ def test_tokenizer_without_chat_template_is_reported(folder: Path, name: str) ->
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("actor.lrr=1", "there is no key actor.lrr"),
+        ("actor.eps_clp=1", 'there is no key actor.eps_clp (did you mean "actor.eps_clip"?)'),
+        ("+actor.eps_clp=1", 'there is no such key (did you mean "eps_clip"?)'),
         ("gconfig.n_samples=none", "a whole number"),
         ("=1", "no override"),
         ("seed=${nothing}", "nothing"),

@@ -365,7 +365,7 @@ def _apply_override(tree: Any, text: str, cls: type | None, set_by: dict[FieldPa
     is_new = override.op == "" and not _known(tree, override.path)
     if is_new and cls is not None and _undeclared(cls, override.path) is not None:
         near = suggestion(cls, override.path)
-        raise BadOverride(f"{text}: there is no key {dotted(override.path)}{near}; +{text} would add it")
+        raise BadOverride(f"{text}: there is no key {dotted(override.path)}{near}")
     apply_override(tree, override, value)
     set_by.pop(override.path, None)  # in the order of the last ones
     set_by[override.path] = text
