@@ -220,7 +220,7 @@ def test_dataset_in_hub_cache_is_checked_offline(folder: Path, cached: dict[str,
     place = {"path": "org/rows", "batch_size": 3}
     rows, batch = faults(folder, {"train_dataset": place}, env=cached)
     assert list(rows["path"]) == ["train_dataset", "path"]
-    assert "train.jsonl:2: the reward right" in rows["message"] and "a row has answer" in rows["message"]
+    assert "train.jsonl:2: the reward right" in rows["message"] and "a row has question, answer" in rows["message"]
     assert list(batch["path"]) == ["train_dataset", "batch_size"]
     assert "a batch of 3 is more than the 2 rows" in batch["message"]
     assert not faults(folder, {"train_dataset": {"path": "org/rows:test"}}, env=cached)
