@@ -50,6 +50,12 @@ def shape_rewards(rewards: Tensor, lengths: Tensor, config: PPOActorConfig) -> T
     return ((rewards + config.reward_bias) * config.reward_scaling).clamp(-config.reward_clip, config.reward_clip)
 
 
+def clipped_share(rewards: Tensor, config: PPOActorConfig) -> float:
+    """Return the share of ``rewards`` [B] that ``reward_clip`` changes: they are trained on as if they were equal."""
+    scaled = (rewards.float() + config.reward_bias) * config.reward_scaling
+    return float((scaled.abs() > config.reward_clip).float().mean())
+
+
 def longest_turns(loss_mask: Tensor, turn_ids: Tensor | None) -> Tensor:
     """Return the generated tokens of each row's longest turn: [B]. ``turn_ids`` [B, T]: -1 outside turns; None: one."""
     if turn_ids is None or not loss_mask.numel():

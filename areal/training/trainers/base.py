@@ -151,6 +151,7 @@ class Trainer(abc.ABC):
 
     def __exit__(self, *error: object) -> None:
         self.stack.close()
+        stats.taken()  # what its last episodes have recorded is not that of the next run of this process
 
     @abc.abstractmethod
     def train_step(self) -> Metrics:

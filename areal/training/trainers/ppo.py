@@ -26,7 +26,7 @@ from areal.rollout.failures import RolloutsFailed
 from areal.services.weight_update.publisher import TrainerPair
 from areal.training import stopping
 from areal.training.algorithms.actor import ActorLoss, add_second_moment_mask, rows_with_gradient
-from areal.training.algorithms.advantages import AuxiliaryOutputs, KLController, prepare
+from areal.training.algorithms.advantages import AuxiliaryOutputs, KLController, clipped_share, prepare
 from areal.training.algorithms.losses import masked_mean, value_loss
 from areal.training.batches import Batch, lengths, minibatches, select, split_groups
 from areal.training.frontier import Frontier
@@ -115,6 +115,7 @@ class PPOTrainer(Trainer):
             if (function := getattr(config.actor, name)) and isinstance(function, str):
                 load_function(function, f"actor.{name}")
         self.kl_controller = KLController(config.actor.kl_target, config.actor.kl_horizon)
+        self._has_clipped = False
         self.rollout: RolloutController | None = None
         self.pair: TrainerPair | None = None
 
@@ -209,7 +210,7 @@ class PPOTrainer(Trainer):
         share = parts[self.ranks.data_rank]
         with self.timings.of("prepare"):
             batch = self._prepare_batch(select(taken.batch, share), taken.groups[share])
-        metrics = self._kl_metrics(batch)
+        metrics = self._kl_metrics(batch) | self._clipped_metrics(taken.batch["rewards"])
         with self.timings.of("train"):
             metrics |= self._update(batch)
         with self.timings.of("weights"):
@@ -281,6 +282,19 @@ class PPOTrainer(Trainer):
         metrics = {"ref_kl": kl, "kl_coef": (config.kl_ctl or config.kl_loss_coef) * self.kl_controller.factor}
         self.kl_controller.update(kl, int(sequences))
         return metrics
+
+    def _clipped_metrics(self, rewards: Tensor) -> Metrics:
+        """Return the share of rewards that are clipped, if there are any, and warn of the first ones."""
+        if not (share := clipped_share(rewards, self.config.actor)):
+            return {}
+        if not self._has_clipped and self.ranks.is_first:
+            self.progress.info(
+                f"warning: actor.reward_clip is {self.config.actor.reward_clip:g}, and {share:.0%} of the rewards are "
+                f"beyond it (the largest is {float(rewards.abs().max()):g}): they count as equal; raise it, or lower "
+                "actor.reward_scaling"
+            )
+        self._has_clipped = True
+        return {"reward/clipped": share}
 
     def _needs_proximal_pass(self) -> bool:
         """Return whether the proximal log-probabilities need a forward pass before the update."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from areal.api.cli_args import NormConfig, PPOActorConfig
 from areal.training.algorithms.advantages import (
     KLController,
+    clipped_share,
     gae_by_token,
     gae_by_turn,
     kl_estimate,
@@ -28,6 +29,8 @@ def test_shaped_scales_after_bias_and_clips_last() -> None:
     config = PPOActorConfig(reward_scaling=10, reward_bias=-0.5, reward_clip=20)
     got = shape_rewards(torch.tensor([1.0, 0.0, 9.0]), torch.zeros(3), config)
     assert got.tolist() == [5.0, -5.0, 20.0]
+    assert clipped_share(torch.tensor([1.0, 0.0, 9.0, -2.0]), config) == 0.5
+    assert clipped_share(torch.tensor([2.5, -1.5]), config) == 0.0  # at the bound
 
 
 def test_overlong_penalty_is_proportional_to_excess() -> None:

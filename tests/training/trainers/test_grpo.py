@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from areal.api import stats
 from areal.api.algorithm_api import AdvantageInputs, LossInputs
 from areal.api.cli_args import (
     AgentConfig,
@@ -270,6 +271,20 @@ def test_on_policy_ratio_is_one_at_mixed_temperatures(tmp_path: Path, service: S
         assert float(kl_estimate(theirs, ours, estimator)[mask].abs().max()) < 1e-4
     (line,) = steps_of(trainer.folder.metrics)
     assert abs(line["mismatch_kl"]) < 1e-5 and abs(line["importance_weight"] - 1) < 1e-4
+
+
+def test_clipped_rewards_are_told_once_and_records_end_with_their_run(
+    tmp_path: Path, service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = _config(tmp_path, service, 2, actor={"reward_bias": 1.0, "reward_clip": 0.5})  # beyond it, whatever it is
+    with PPOTrainer(config, prompts(40)) as trainer:
+        trainer.train(**WORKFLOW)
+        assert [line["reward/clipped"] for line in steps_of(trainer.folder.metrics)] == [1.0, 1.0]
+        stats.get("left").scalar(over=1.0)  # as by an episode that ends after the last step
+    assert (
+        capsys.readouterr().err.count("warning: actor.reward_clip is 0.5, and 100% of the rewards are beyond it") == 1
+    )
+    assert stats.taken() == {}
 
 
 class Greedy(RolloutWorkflow):
