@@ -213,8 +213,6 @@ def test_tensorboard_draws_repeated_steps_once(
         first = 0 if resumed_after is None else resumed_after + 1
         assert [given for _, _, given in calls] == [{}, {}, {"purge_step": first}]
         return
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    found = EventAccumulator(path)
+    found = importlib.import_module("tensorboard.backend.event_processing.event_accumulator").EventAccumulator(path)
     found.Reload()
     assert [each.step for each in found.Scalars("loss")] == kept

@@ -287,8 +287,8 @@ class PPOTrainer(Trainer):
         """Return the share of rewards that are clipped, if there are any, and warn of the first ones."""
         if not (share := clipped_share(rewards, self.config.actor)):
             return {}
-        if not self._has_clipped and self.ranks.is_first:
-            self.progress.info(
+        if not self._has_clipped:
+            self._note(
                 f"warning: actor.reward_clip is {self.config.actor.reward_clip:g}, and {share:.0%} of the rewards are "
                 f"beyond it (the largest is {float(rewards.abs().max()):g}): they count as equal; raise it, or lower "
                 "actor.reward_scaling"
