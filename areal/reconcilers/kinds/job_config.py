@@ -205,6 +205,10 @@ class JobConfig:
         value = self.get(key)
         return value if isinstance(value, str) else ""
 
+    def uses_images(self) -> bool:
+        """Whether the workflow shows the images of a row to the model."""
+        return self.text("workflow").replace(":", ".") == "areal.workflow.vision_rlvr.VisionRLVRWorkflow"
+
     def inference(self) -> Part | None:
         """Return the layout of the job's own inference engines, or None. Raises InvalidManifest."""
         online = isinstance(self.get("rollout"), Mapping) and self.get("trainer.type") not in _OFFLINE
@@ -375,6 +379,10 @@ def require_runnable(job: Wanted, config: JobConfig) -> None:
     key, part = config.training() or ("", None)
     if part is not None and part.engine == "megatron" and isinstance(module_of("megatron.core", places), str):
         raise UsageFault(f"{job.ref}: {key} {part} needs the package megatron-core", hint=install_command("megatron"))
+    if config.uses_images() and isinstance(module_of("PIL", places), str):
+        raise UsageFault(
+            f"{job.ref}: its workflow sends images and needs the package pillow", hint=install_command("vision")
+        )
 
 
 def import_places(job: Wanted) -> list[str]:

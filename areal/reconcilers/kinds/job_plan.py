@@ -268,13 +268,10 @@ def _expand(
     return [service, model, replace(job, spec={**job.spec, "rollout": {"service": service.name, "model": model.name}})]
 
 
-_IMAGES = "areal.workflow.vision_rlvr.VisionRLVRWorkflow"
-
-
 def _require_images(job: Wanted, config: JobConfig, model: Mapping[str, Any]) -> None:
     """Raise InvalidManifest if the job's workflow sends images to a model whose engine gets token ids alone."""
     backend = str(model.get("backend", ""))
-    if config.text("workflow").replace(":", ".") == _IMAGES and backend.startswith(("sglang", "vllm")):
+    if config.uses_images() and backend.startswith(("sglang", "vllm")):
         raise InvalidManifest(
             f"{job.ref}: its workflow sends images, and its model has the backend {backend}, which gets none",
             hint="backend: embedded:d1",

@@ -323,6 +323,26 @@ def test_runnable_job_is_accepted(
     check(tmp_path, config, **spec)
 
 
+@pytest.mark.parametrize(
+    ("config", "package", "message"),
+    [
+        ({}, "torch", "needs the package torch"),
+        ({"actor": {"backend": "megatron:d1"}}, "megatron.core", "megatron:d1 needs the package megatron-core"),
+        ({"workflow": "areal.workflow.vision_rlvr:VisionRLVRWorkflow"}, "PIL", "needs the package pillow"),
+        ({"workflow": "areal.workflow.vision_rlvr.VisionRLVRWorkflow"}, "PIL", "needs the package pillow"),
+    ],
+)
+def test_missing_package_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], package: str, message: str
+) -> None:
+    config = {"trainer": {"type": "grpo"}, **config}
+    missing = lambda name, places: f"no module {name}" if name == package else tmp_path  # noqa: E731
+    monkeypatch.setattr("areal.reconcilers.kinds.job_config.module_of", missing)
+    with pytest.raises(UsageFault, match=message) as caught:
+        check(tmp_path, config)
+    assert "pip install" in str(caught.value.hint)
+
+
 def test_unknown_train_option_fails_and_dashes_pass_driver_args(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("driver: nowhere:main\n")
