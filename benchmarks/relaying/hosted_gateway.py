@@ -17,7 +17,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from areal.http.headers import Headers
-from areal.services.http.messages import FlowControl, Request, Response, StreamingResponse, Upgraded, has_body
+from areal.services.http.messages import (
+    BodyBudget,
+    FlowControl,
+    Request,
+    Response,
+    ServerLimits,
+    StreamingResponse,
+    Upgraded,
+    has_body,
+)
 from areal.services.http.process import bind, collect_rarely, read_config, serve_options
 from areal.services.http.serve import run_loop
 from areal.services.http.service import Service
@@ -30,6 +39,7 @@ class HostedConnection:
 
     writable = True
     last_part = b""
+    budget = BodyBudget(ServerLimits().bodies_bytes)
 
     def want_body(self, request: Request) -> None:
         """All of it is read before the handler begins."""
@@ -47,6 +57,11 @@ class HostedConnection:
     def write_raw(self, data: bytes) -> None: ...
 
     def hold_input(self, hold: bool) -> None: ...
+
+    def has_left(self, *, aborted: bool = False) -> bool:
+        return False
+
+    def abort(self) -> None: ...
 
 
 def _fields(request: Request, response: Response | StreamingResponse) -> list[tuple[str, str]]:
@@ -138,6 +153,7 @@ async def _answer(service: Service, request: Request, gone: Awaitable[Any]) -> b
         return isinstance(answer, StreamingResponse)
     finally:
         watch.cancel()
+        request.release()
 
 
 async def serve_uvicorn(service: Service, host: str) -> None:
@@ -150,7 +166,7 @@ async def serve_uvicorn(service: Service, host: str) -> None:
     async def call(scope: dict[str, Any], receive: Callable[[], Any], send: Callable[[dict[str, Any]], Any]) -> None:
         query = scope["query_string"]
         target = scope["raw_path"] + (b"?" + query if query else b"")
-        connection: Any = AsgiConnection(send)  # no call is upgraded to another protocol
+        connection = AsgiConnection(send)
         request = Request(connection, scope["method"], target.decode(), Headers(dict(scope["headers"])))
         more = True
         while more:
@@ -176,7 +192,7 @@ async def serve_granian(service: Service, host: str) -> None:
         query = scope.query_string
         target = f"{scope.path}?{query}" if query else scope.path
         headers = Headers({name.encode(): value.encode() for name, value in scope.headers.items()})
-        connection: Any = RsgiConnection(protocol)
+        connection = RsgiConnection(protocol)
         request = Request(connection, scope.method, target, headers)
         request.received(await protocol())
         if await _answer(service, request, protocol.client_disconnect()) and connection.sending is not None:
