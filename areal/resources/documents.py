@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,9 +73,14 @@ class SourceText:
 
 
 def read_sources(
-    files: tuple[str, ...], recursive: bool, stdin: str | None, problems: Problems
+    files: tuple[str, ...],
+    recursive: bool,
+    stdin: str | None,
+    problems: Problems,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Iterator[SourceText]:
-    """Yield the text of each file once, in the order of the arguments; the files of a folder are sorted by name."""
+    """Yield the text of each file once, in the order of the arguments; the files of a folder are sorted by name.
+    ``note`` is called with a sentence about each overlay that is left out."""
     seen: set[Path] = set()
     for argument in files:
         if argument == "-":
@@ -89,6 +94,9 @@ def read_sources(
             problems.add(Pos(argument, 1, 1), "", "a URL is not a file", hint=hint)
             continue
         for path, named in _expand(argument, recursive, problems):
+            if path.name == OVERLAY_FILE and not named:
+                note(f"{path}: not read: an overlay is applied with -k {path.parent}")
+                continue
             real = path.resolve()
             if real in seen:
                 continue
@@ -148,7 +156,7 @@ def _expand(argument: str, recursive: bool, problems: Problems) -> Iterator[tupl
     except OSError as error:
         problems.add(start, "", f"cannot be read: {error.strerror}")
         return
-    if not found:
+    if all(file.name == OVERLAY_FILE for file in found):
         deeper = not recursive and any(_manifests(path, True))
         hint = f"add -R to read the folders below {argument}" if deeper else None
         problems.add(
@@ -158,15 +166,15 @@ def _expand(argument: str, recursive: bool, problems: Problems) -> Iterator[tupl
 
 
 def _manifests(folder: Path, recursive: bool) -> Iterator[Path]:
-    """Yield manifest files of a folder by name. Skips hidden files and folders, and the schemas that `areal init`
-    writes beside manifests for editors; does not follow links to folders."""
+    """Yield manifest files and overlays of a folder by name. Skips hidden files and folders, and the schemas that
+    `areal init` writes beside manifests for editors; does not follow links to folders."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
         if path.is_dir():
             if recursive and not path.is_symlink():
                 yield from _manifests(path, recursive)
-        elif path.suffix in _SUFFIXES and path.name != OVERLAY_FILE and not path.name.endswith(_SCHEMA):
+        elif path.suffix in _SUFFIXES and not path.name.endswith(_SCHEMA):
             yield path
 
 

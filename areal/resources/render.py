@@ -106,7 +106,7 @@ def _rendered(request: RenderRequest, *, partly: bool = False) -> ValidPart:
     files, stdin = request.files, request.stdin
     if request.manifests:  # JSON is YAML: they go through the same loader as a file
         files, stdin = ("-",), "\n---\n".join(json.dumps(manifest, indent=1) for manifest in request.manifests)
-    sources = list(read_sources(files, request.recursive, stdin, problems))
+    sources = list(read_sources(files, request.recursive, stdin, problems, request.note))
     manifests = tuple(problems.files)
     documents = _documents(request, sources, Reading(problems, env, request.profile))
     made = [(document, assemble(document)) for document in documents]

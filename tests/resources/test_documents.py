@@ -69,6 +69,16 @@ def test_symlinked_folders_are_not_followed(tmp_path: Path) -> None:
     assert [item.name for item in found] == ["qwen"]
 
 
+def test_overlay_below_folder_is_left_out_with_a_note(tmp_path: Path) -> None:
+    (tmp_path / "prod").mkdir()
+    (tmp_path / "m.yaml").write_text(model("{path: x, backend: embedded}"))
+    (tmp_path / "prod" / "areal.overlay.yaml").write_text("apiVersion: areal.dev/v1alpha1\nkind: Overlay\n")
+    notes: list[str] = []
+    found = render(RenderRequest((str(tmp_path),), recursive=True, note=notes.append)).resources
+    assert len(found) == 1
+    assert notes == [f"{tmp_path}/prod/areal.overlay.yaml: not read: an overlay is applied with -k {tmp_path}/prod"]
+
+
 def test_files_and_an_overlay_render_together(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text(model(name="one"))
     (tmp_path / "prod").mkdir()
