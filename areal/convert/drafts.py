@@ -228,14 +228,17 @@ class Draft:
         names = [f"reward:{name}" for name in functions]
         self.set("reward_fn", names if len(names) > 1 else names[0])
 
-    def pick_columns(self, columns: Mapping[str, object], key: str) -> None:
-        """Write ``rows.py`` if the data set has other column names than areal reads. ``columns``: the source's name
-        (with dots for a value within an object) by areal's. ``key``: the entry that gets the note."""
+    def pick_columns(self, columns: Mapping[str, object], key: str, system: str = "") -> None:
+        """Write ``rows.py`` if the data set has other column names than areal reads, or prompts get a system message.
+        ``columns``: the source's name (with dots for a value within an object) by areal's. ``key``: the entry that
+        gets the note."""
         wanted = {ours: str(theirs) for ours, theirs in columns.items() if theirs}
-        if all(theirs in _READ.get(ours, (ours,)) for ours, theirs in wanted.items()):
+        if not system and all(theirs in _READ.get(ours, (ours,)) for ours, theirs in wanted.items()):
             return
         paths = {part: self.config.get(part, {}).get("path") for part in ("train_dataset", "valid_dataset")}
-        self.files["rows.py"] = _ROWS.format(train=paths["train_dataset"], valid=paths["valid_dataset"], columns=wanted)
+        self.files["rows.py"] = _ROWS.format(
+            train=paths["train_dataset"], valid=paths["valid_dataset"], columns=wanted, system=system
+        )
         for part, path in paths.items():
             if path:
                 self.set(f"{part}.path", f"rows:{part.partition('_')[0]}")
@@ -283,14 +286,15 @@ from areal.dataset.loading import columns_named
 TRAIN = {train!r}
 VALID = {valid!r}
 COLUMNS = {columns!r}
+SYSTEM = {system!r}
 
 
 def train(split: str, dataset_config: Any, tokenizer: Any) -> Any:
-    return columns_named(COLUMNS, TRAIN, split, dataset_config, tokenizer)
+    return columns_named(COLUMNS, TRAIN, split, dataset_config, tokenizer, SYSTEM)
 
 
 def valid(split: str, dataset_config: Any, tokenizer: Any) -> Any:
-    return columns_named(COLUMNS, VALID, split, dataset_config, tokenizer)
+    return columns_named(COLUMNS, VALID, split, dataset_config, tokenizer, SYSTEM)
 '''
 
 

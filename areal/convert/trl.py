@@ -260,7 +260,9 @@ def _online(draft: Draft, earlier: Mapping[str, str]) -> int:
         draft.mark("max_prompt_length", Fate.LOSSY, "longer prompts are left out, not cut", "train_dataset.max_length")
     if values.get("epsilon_high") is not None:
         draft.set("actor.eps_clip_higher", values["epsilon_high"])
-    draft.pick_columns({"prompt": values.get("dataset_prompt_column")}, "dataset_prompt_column")
+    column, system = values.get("dataset_prompt_column"), str(values.get("system_prompt") or "")
+    key = "dataset_prompt_column" if column else "system_prompt"
+    draft.pick_columns({"prompt": column or ("prompt" if system else None)}, key, system)
     draft.set("actor.kl_ctl", 0.0)
     draft.set("eval_gconfig.n_samples", int(values.get("num_generations_eval") or group))
     if values["beta"]:

@@ -189,7 +189,7 @@ _COMMON: Mapping[str, Rule] = {
 _ONLINE: Mapping[str, Rule] = {
     **_COMMON,
     "reward_funcs": joint("reward_fn", neutral=(None, [])),
-    "system_prompt": refused("write it into the rows, as the first of the messages, with the role system"),
+    "system_prompt": joint("rows.py", neutral=(None, "")),
     "dataset_prompt_column": joint("rows.py"),
     "reward_weights": joint("reward_weights", neutral=(None,)),
     "reward_model_name_or_path": refused("a reward model does not score here; write a reward function"),

@@ -377,9 +377,11 @@ def columns_named(
     split: str | None,
     dataset_config: DatasetConfig,
     tokenizer: Any,
+    system: str = "",
 ) -> Rows:
     """Return a data set whose columns have other names: for a loader of one's own (``path: module:function``).
-    ``columns``: by the name that is read here, that of the files; dots go into an object. Raises BadData."""
+    ``columns``: by the name that is read here, that of the files; dots go into an object. ``system``: the text of a
+    system message before each prompt. Raises BadData."""
 
     def renamed(row: Row, place: str) -> Row:
         found = {name: value for name, value in row.items() if name != "messages" and name not in columns.values()}
@@ -390,6 +392,9 @@ def columns_named(
                     raise BadData(f"{place}: the row has no {theirs}; it has {', '.join(row) or 'nothing'}")
                 value = value[part]
             found[ours] = value
+        if system and (prompt := found.pop("prompt", None)) is not None:
+            asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+            found["messages"] = [{"role": "system", "content": system}, *asked]
         return found
 
     several = [path] if isinstance(path, str) else path

@@ -12,10 +12,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal.api.cli_args import TrainDatasetConfig
 from areal.convert.drafts import Draft, Fate
 from areal.convert.reading import Unread
 from areal.convert.rules import Framework, NotLiteral, convert
 from areal.convert.sources import SOURCES, read_keys
+from areal.dataset.loading import get_custom_dataset
 from tests.cli.conftest import Areal
 from tests.convert.test_verl import fates, loaded
 
@@ -652,3 +654,19 @@ GRPOConfig("out", learning_rate=cfg.lr, beta=cfg.beta, num_train_epochs=cfg.epoc
         "gradient_accumulation_steps": 4, "max_completion_length": 64, "temperature": 0.7,
         "max_prompt_length": 512,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", ["2+2", [{"role": "user", "content": "2+2"}]])
+def test_system_prompt_is_the_first_message_of_each_row(
+    asked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"problem": asked, "solution": "4"}) + "\n")
+    given = {"system_prompt": "Be brief.", "dataset_prompt_column": "problem"}
+    draft = online(dataset_name=str(tmp_path / "rows.jsonl"), **given)
+    assert not fates(draft, Fate.REFUSED)
+    (tmp_path / "own_rows.py").write_text(draft.files["rows.py"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (row,) = get_custom_dataset("train", TrainDatasetConfig(path="own_rows:train", type="rl"))
+    assert row["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2"}]
+    assert row["solution"] == "4"
+    assert online(system_prompt="Be brief.").config["train_dataset"]["path"] == "rows:train"
