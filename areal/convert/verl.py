@@ -59,13 +59,7 @@ def _batches(draft: Draft) -> None:
     """Set the sizes of a step, of a minibatch and of a micro-batch. verl's sizes count prompts."""
     key = f"{ACTOR}.ppo_mini_batch_size"
     batch, mini = int(draft.config["train_dataset"]["batch_size"]), int(draft.values[key])
-    generated = draft.values.get(_GENERATED)
-    if isinstance(generated, int) and draft.values.get("algorithm.filter_groups.enable"):
-        draft.mark(_GENERATED, Fate.IGNORED, "prompts are sampled until the batch is full")
-    elif isinstance(generated, int):
-        batch = generated
-        draft.set("train_dataset.batch_size", batch)
-        draft.mark(_GENERATED, Fate.MAPPED, "without filter_groups a step has all of them", "train_dataset.batch_size")
+    batch = _generated(draft, batch)
     draft.set("train_dataset.type", "rl")
     draft.set(
         "gconfig.max_tokens", draft.config["gconfig"]["max_new_tokens"] + int(draft.values["data.max_prompt_length"])
@@ -76,7 +70,20 @@ def _batches(draft: Draft) -> None:
         draft.set("actor.mb_spec.max_tokens_per_mb", int(draft.values[key]))
 
 
-_GENERATED = "data.gen_batch_size"
+def _generated(draft: Draft, batch: int) -> int:
+    """Return the prompts of a step. verl's trainers before ``trainer.use_v1`` take ``gen_batch_size``, if groups are
+    not filtered; the present one fetches so many prompts at a time."""
+    key, target, values = "data.gen_batch_size", "train_dataset.batch_size", draft.values
+    generated, is_present = values.get(key), values.get("trainer.use_v1")
+    if not isinstance(generated, int):
+        return batch
+    if values.get("algorithm.filter_groups.enable") or is_present or generated == batch:
+        draft.mark(key, Fate.IGNORED, f"a step has {batch} prompts")
+        return batch
+    note = "taken as the prompts of a step; with trainer.use_v1 these are train_batch_size: set it"
+    draft.mark(key, Fate.MAPPED if is_present is False else Fate.LOSSY, "" if is_present is False else note, target)
+    draft.set(target, generated)
+    return generated
 
 
 def _objective(draft: Draft) -> None:

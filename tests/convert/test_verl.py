@@ -226,6 +226,7 @@ def test_dr_grpo_rloo_and_gspo_follow_their_keys() -> None:
         ),
         # a step has gen_batch_size prompts; with filter_groups they are sampled until train_batch_size are kept
         ({"data.gen_batch_size": 128}, {"train_dataset.batch_size": 128, "actor.ppo_n_minibatches": 8}),
+        ({"data.gen_batch_size": 1, "trainer.use_v1": True}, {"train_dataset.batch_size": 64}),
         (
             {"data.gen_batch_size": 128, "algorithm.filter_groups.enable": True, "actor_rollout_ref.rollout.n": 4},
             {"train_dataset.batch_size": 64, "actor.dynamic_sampling": True},
@@ -361,6 +362,8 @@ def test_gpus_are_divided_between_engine_and_trainer() -> None:
         ("trainer.resume_mode", "resume_path", Fate.REFUSED),
         ("trainer.device", "npu", Fate.IGNORED),
         ("data.gen_batch_size", "${data.train_batch_size}", Fate.IGNORED),
+        ("data.gen_batch_size", 64, Fate.IGNORED),
+        ("data.gen_batch_size", 128, Fate.LOSSY),  # before trainer.use_v1 it is the size of a step
         (f"{ACTOR}.optim.lr_decay_steps", 51200, Fate.IGNORED),
         (f"{ACTOR}.optim.override_optimizer_config.decoupled_weight_decay", True, Fate.IGNORED),
         (f"{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload", True, Fate.IGNORED),
