@@ -39,7 +39,7 @@ from areal.convert.shell_syntax import (
 from areal.convert.shell_words import Values, matches
 from areal.dataclasses import dataclass, field
 
-_MOST_STEPS = 20_000
+_MOST_STEPS = 100_000
 _MOST_CALLS = 20
 _MOST_CHARACTERS = 1 << 20
 
@@ -68,7 +68,10 @@ def script_commands(text: str, programs: re.Pattern[str], environment: Mapping[s
     run = _Run(programs)
     shell = _Shell({"PWD": str(Path.cwd()), **environment}, script=Path(name), run=run, exported=set(environment))
     body, fault = read_script(text)
-    shell.nodes(body)
+    try:
+        shell.nodes(body)
+    except RecursionError as error:
+        raise Unread(f"{name}: too deeply nested") from error
     for function in () if run.found else tuple(shell.functions.values()):  # which another script calls
         shell.node(function.body)
     for written in () if run.found else tuple(run.written.values()):  # a file that is run elsewhere

@@ -7,16 +7,19 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from areal.convert.reading import DOLLAR
+from areal.convert.reading import DOLLAR, Unread
 from areal.convert.shell_printing import NotKnown, calculated
 from areal.convert.shell_syntax import Assignment, Node, Output, Part, Sum, Text, Variable, Word
 from areal.dataclasses import dataclass, field
 
+_Sized = TypeVar("_Sized", str, list[str])
 _REFERENCE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _RANGE = re.compile(r"(.*?)\{(-?\d{1,4})\.\.(-?\d{1,4})\}(.*)", re.DOTALL)
 _LISTED = re.compile(r"([^=]*?)\{([^{},]*(?:,[^{},]*)+)\}(.*)", re.DOTALL)
 _DEFAULTS = (":-", "-", ":=", "=", ":+", "+")
+_MOST_CHARACTERS, _MOST_WORDS = 1 << 20, 1 << 15
 _NUMBER = re.compile(r"-?\d+")
 
 
@@ -38,7 +41,15 @@ class Values:
 
     def text(self, word: Word) -> str:
         """Return the text of a word that is not split, as in an assignment."""
-        return "".join(self.part(part) for part in word)
+        return self.bounded("".join(self.part(part) for part in word))
+
+    def bounded(self, value: _Sized) -> _Sized:
+        """Return a value that no script grows without end. Raises Unread."""
+        if len(value) > (_MOST_CHARACTERS if isinstance(value, str) else _MOST_WORDS):
+            raise Unread(
+                f"{self.script}: a value grows beyond {_MOST_CHARACTERS:,} characters or {_MOST_WORDS:,} words"
+            )
+        return value
 
     def part(self, part: Part) -> str:
         match part:
@@ -68,7 +79,7 @@ class Values:
                     continue
             is_plain = isinstance(only, Text) and not only.quoted
             found += _braces(self.text(word)) if is_plain else self.split(word)
-        return found
+        return self.bounded(found)
 
     def split(self, word: Word) -> Iterator[str]:
         """Yield the words that one word becomes."""

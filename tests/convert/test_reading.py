@@ -542,9 +542,18 @@ def test_script_with_a_fault_is_read_up_to_it_and_after_it() -> None:
         keys(f"A=1\n{RUN} a='b\n")
 
 
-def test_endless_script_is_an_error() -> None:
-    with pytest.raises(Unread, match=r"it runs more than 20,000 commands"):
-        keys("f() {\n  for n in {1..99}; do f; done\n}\nf\n")
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("f() {\n  for n in {1..99}; do f; done\n}\nf\n", "it runs more than 100,000 commands"),
+        ("A=x\nfor n in {1..60}; do A=$A$A; done\n", "grows beyond"),
+        ("A=(x)\nfor n in {1..60}; do A+=(${A[@]}); done\n", "grows beyond"),
+        (f"A={'${a:-' * 280}x{'}' * 280}", "too deeply nested"),
+    ],
+)
+def test_endless_script_is_an_error(script: str, message: str) -> None:
+    with pytest.raises(Unread, match=message):
+        keys(script)
 
 
 def test_line_of_many_spaces_is_read_in_linear_time() -> None:
