@@ -121,8 +121,7 @@ class OfflineTrainer(Trainer):
         loss = ratio_estimate(losses, weights, self.config.evaluator.confidence)
         metrics = self.loss_metrics(loss.value)
         intervals = self.intervals(loss, metrics)
-        if self.ranks.is_first:
-            self.progress.info(f"evaluation after step {self.step}: {self._summary(metrics, intervals)}")
+        self._note(f"evaluation after step {self.step}: {self._summary(metrics, intervals)}")
         known = {name: each for name, each in intervals.items() if not math.isnan(each.low)}
         bounds = [(f"{name}/{end}", getattr(each, end)) for name, each in known.items() for end in ("low", "high")]
         return metrics | dict(bounds)
