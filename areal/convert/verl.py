@@ -210,7 +210,7 @@ def _critic(draft: Draft, estimator: str) -> None:
     values, key = draft.values, "critic.ppo_mini_batch_size"
     draft.set("actor.value_bootstrap", False)
     draft.config["critic"] = {
-        "path": values.get(f"{MODEL}.path", ""),
+        "path": values.get(f"{MODEL}.path") or "",
         "dtype": draft.config["actor"].get("dtype", "bfloat16"),
         "ppo_epochs": draft.config["actor"]["ppo_epochs"],
         **draft.config["critic"],
@@ -255,7 +255,7 @@ def _kl(draft: Draft) -> None:
     if not in_loss:
         draft.config["actor"].pop("kl_loss_type", None)
     if in_reward or in_loss:
-        draft.set("ref", {"path": values.get(f"{MODEL}.path", ""), **draft.config.get("ref", {})})
+        draft.set("ref", {"path": values.get(f"{MODEL}.path") or "", **draft.config.get("ref", {})})
     else:
         draft.config.pop("ref", None)
 

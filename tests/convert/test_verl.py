@@ -76,6 +76,14 @@ def test_verl_defaults_apply_when_unset(tmp_path: Path) -> None:
     assert config.ref is None and config.actor.kl_loss_coef == config.actor.kl_ctl == 0
 
 
+@pytest.mark.parametrize("path", [{}, {"actor_rollout_ref.model.path": None}])
+def test_verl_without_a_model_names_none_anywhere(path: dict[str, Any]) -> None:
+    plain = {name: value for name, value in BASE.items() if name != "actor_rollout_ref.model.path"}
+    other = {"algorithm.adv_estimator": "gae", "algorithm.use_kl_in_reward": True}
+    draft = convert(VERL, {**plain, **path, **other})
+    assert [draft.config[name]["path"] for name in ("critic", "ref")] == ["", ""]
+
+
 OVERLONG = {"enable": True, "len": 64, "penalty_factor": 0.5}
 
 
