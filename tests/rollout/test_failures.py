@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -22,7 +22,7 @@ from areal.rollout.failures import (
     cause_of,
 )
 
-REQUEST: Any = httpx.Request("POST", "http://127.0.0.1/v1/chat/completions")
+REQUEST: Any = httpx2.Request("POST", "http://127.0.0.1/v1/chat/completions")
 
 
 class Answered(Exception):
@@ -34,7 +34,7 @@ class Answered(Exception):
 
 
 def of_openai(status: int, code: str | None = None) -> openai.APIStatusError:
-    response: Any = httpx.Response(status, request=REQUEST)
+    response: Any = httpx2.Response(status, request=REQUEST)
     return openai.APIStatusError("no", response=response, body={"code": code})
 
 
@@ -63,7 +63,7 @@ def raised(error: Exception, cause: Exception) -> Exception:
         (Answered(429), FailureKind.AGENT, "service"),
         (Answered(499), FailureKind.AGENT, "caller"),
         (Answered(500), FailureKind.AGENT, "service"),
-        (httpx.ConnectTimeout("no"), FailureKind.AGENT, "infrastructure"),
+        (httpx2.ConnectTimeout("no"), FailureKind.AGENT, "infrastructure"),
         (CallerError("no model"), FailureKind.REFUSED, "caller"),
         (UnknownName("it has ended", status=409, code="session_ended"), FailureKind.LOST, "caller"),
         (UnknownName("the key is wrong", status=401), FailureKind.LOST, "caller"),
