@@ -18,24 +18,24 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from areal.convert.reading import DOLLAR, Unread
-from areal.convert.shell_printing import NotKnown, calculated, printed
-from areal.convert.shell_syntax import (
-    Arithmetic,
-    Block,
+from areal.convert.shell_nodes import (
+    AndOrList,
+    ArithmeticCommand,
     Case,
-    Chain,
+    CompoundCommand,
     For,
-    Function,
+    FunctionDefinition,
     If,
     Node,
+    ParameterExpansion,
     Pipeline,
     Redirection,
-    Simple,
-    Variable,
+    SimpleCommand,
     While,
     Word,
-    read_script,
 )
+from areal.convert.shell_printing import NotKnown, calculated, printed
+from areal.convert.shell_syntax import read_script
 from areal.convert.shell_words import Values, matches
 from areal.dataclasses import dataclass, field
 
@@ -113,7 +113,7 @@ class _Shell(Values):
 
     run: _Run = field(default_factory=lambda: _Run(re.compile("")))
     exported: set[str] = field(default_factory=set)
-    functions: dict[str, Function] = field(default_factory=dict)
+    functions: dict[str, FunctionDefinition] = field(default_factory=dict)
     within: tuple[Path, ...] = ()
     place: tuple[int, int] | None = None
     calls: tuple[int, ...] = ()
@@ -142,11 +142,11 @@ class _Shell(Values):
     def nodes(self, nodes: Sequence[Node]) -> str | None:
         found, cut = self.run.found, False
         for node in nodes:
-            if cut and isinstance(node, Simple) and _ARGUMENT.match(node.source):
+            if cut and isinstance(node, SimpleCommand) and _ARGUMENT.match(node.source):
                 found[-1] = found[-1]._replace(rest=(node.first, node.source.replace("\\\n", " ")))
             before = len(found)
             left = self.node(node)
-            cut = isinstance(node, Simple) and node.is_cut and len(found) > before
+            cut = isinstance(node, SimpleCommand) and node.is_cut and len(found) > before
             if left is not None and (left != _FAIL or not self.is_certain or self.calls):
                 return left
         return None
@@ -156,11 +156,11 @@ class _Shell(Values):
         if self.run.steps > _MOST_STEPS:
             raise Unread(f"{self.script}: it runs more than {_MOST_STEPS:,} commands")
         match node:
-            case Simple():
+            case SimpleCommand():
                 return self.simple(node)
             case Pipeline():
                 return self.pipeline(node)
-            case Chain():
+            case AndOrList():
                 return self.chain(node)
             case If():
                 branches = [(lambda it=it: self.condition(it), body) for it, body in node.branches]
@@ -175,16 +175,16 @@ class _Shell(Values):
                 return self.loop(node)
             case While():
                 return self.repeat(node)
-            case Block():
+            case CompoundCommand():
                 shell = self.child() if node.in_child else self
                 given, shell.given = self.given, self.input(node.redirections)
                 left = shell.nodes(node.body)
                 shell.given, self.status = given, shell.status
                 return None if node.in_child else left
-            case Arithmetic():
+            case ArithmeticCommand():
                 found = calculated(self.text(node.inner), self.variables)
                 self.status = None if "$" in found else found != "0"
-            case Function():
+            case FunctionDefinition():
                 self.functions[node.name] = node
         return None
 
@@ -209,7 +209,7 @@ class _Shell(Values):
         self.status = None
         return None
 
-    def chain(self, node: Chain) -> str | None:
+    def chain(self, node: AndOrList) -> str | None:
         for operator, command in node.commands:
             if self.status is None and operator:  # it may also be left out
                 before, end = self.child(), self.child()
@@ -310,7 +310,7 @@ class _Shell(Values):
 
     # simple commands
 
-    def simple(self, node: Simple) -> str | None:
+    def simple(self, node: SimpleCommand) -> str | None:
         self.unset.clear()
         words, self.status = self.fields(node.words), True
         if not self.within and (not self.calls or self.place is None) and self.printed is None:
@@ -335,7 +335,7 @@ class _Shell(Values):
             self.external(node, words)
         return None
 
-    def declare(self, node: Simple, name: str, arguments: Sequence[str]) -> None:
+    def declare(self, node: SimpleCommand, name: str, arguments: Sequence[str]) -> None:
         """Make assignments, also those of ``export`` and ``local``."""
         names = [each.name for each in node.assigned] + [each for each in arguments if each.isidentifier()]
         for each in names if self.local is not None and name in ("local", "declare", "typeset") else ():
@@ -347,7 +347,7 @@ class _Shell(Values):
         if not name and any("$(" in self.variables.get(each, "") for each in names):
             self.status = None
 
-    def call(self, function: Function, arguments: list[str], node: Simple) -> str | None:
+    def call(self, function: FunctionDefinition, arguments: list[str], node: SimpleCommand) -> str | None:
         """Call a function. Its local variables have their earlier values afterwards."""
         outer = (self.arguments, self.calls, self.local, self.place)
         self.arguments, self.local, self.calls = arguments, {}, (*self.calls, node.first)
@@ -362,7 +362,7 @@ class _Shell(Values):
         self.arguments, self.calls, self.local, self.place = outer
         return None if left == _RETURN else left
 
-    def builtin(self, name: str, arguments: Sequence[str], node: Simple) -> bool:
+    def builtin(self, name: str, arguments: Sequence[str], node: SimpleCommand) -> bool:
         """Run a command of the shell itself, or one whose output is known. Return False for any other."""
         if name == "unset":
             for each in arguments:
@@ -392,7 +392,7 @@ class _Shell(Values):
             return name in _SUCCEED
         return True
 
-    def prints(self, name: str, arguments: Sequence[str], node: Simple) -> bool:
+    def prints(self, name: str, arguments: Sequence[str], node: SimpleCommand) -> bool:
         """Add what a command prints to the output, or to a file. Return whether that is known."""
         text = printed(name, arguments, self.input(node.redirections), self.variables.get("PWD", ""))
         files = [each for each in node.redirections if each.operation in (">", ">>", ">|") and each.channel != "2"]
@@ -423,7 +423,7 @@ class _Shell(Values):
                 return self.run.written.get(text) if each.operation == "<" else text
         return self.given
 
-    def read_input(self, arguments: Sequence[str], node: Simple) -> None:
+    def read_input(self, arguments: Sequence[str], node: SimpleCommand) -> None:
         """Read variables, or an array (``-a``), from the first line of the input or the whole input (``-d ''``)."""
         flags = "".join(each for each in arguments if each.startswith("-"))
         names = [each for each in arguments if each.isidentifier()] or ["REPLY"]
@@ -443,7 +443,7 @@ class _Shell(Values):
 
     # commands that are not run
 
-    def external(self, node: Simple, words: list[str]) -> None:
+    def external(self, node: SimpleCommand, words: list[str]) -> None:
         """Find the trainer in a command, or in the texts and the file that it runs."""
         before = ["", *words]
         whole = [
@@ -462,7 +462,7 @@ class _Shell(Values):
         elif self.printed is not None:
             raise NotKnown
 
-    def run_texts(self, words: Sequence[str], node: Simple) -> bool:
+    def run_texts(self, words: Sequence[str], node: SimpleCommand) -> bool:
         """Run the texts of ``bash -c TEXT`` and the like, and the here-document of a shell. Return whether the trainer
         is in one of them."""
         texts = [
@@ -480,7 +480,7 @@ class _Shell(Values):
                 child.read(text)
         return len(self.run.found) > before
 
-    def run_file(self, node: Simple, words: list[str]) -> None:
+    def run_file(self, node: SimpleCommand, words: list[str]) -> None:
         """Follow a script that is run, with its arguments and the exported variables."""
         pairs = [
             (at, _RUN_FILE.match(each))
@@ -536,29 +536,31 @@ def _conditions(node: Node) -> Sequence[Node]:
     return [node]
 
 
-def _simple_commands(nodes: Sequence[Node]) -> Iterator[Simple]:
+def _simple_commands(nodes: Sequence[Node]) -> Iterator[SimpleCommand]:
     for node in nodes:
         match node:
-            case Simple():
+            case SimpleCommand():
                 yield node
             case Pipeline():
                 yield from _simple_commands(node.commands)
-            case Chain():
+            case AndOrList():
                 yield from _simple_commands([each for _, each in node.commands])
             case If():
                 yield from _simple_commands([each for condition, body in node.branches for each in (*condition, *body)])
             case Case():
                 yield from _simple_commands([each for _, body in node.branches for each in body])
-            case Block() | For() | While():
+            case CompoundCommand() | For() | While():
                 yield from _simple_commands(node.body)
-            case Arithmetic():
+            case ArithmeticCommand():
                 names = re.findall(r"[A-Za-z_]\w*", "".join(getattr(each, "text", "") for each in node.inner))
-                yield Simple([], [node.inner, *((Variable(name, f"${name}", True),) for name in names)], [])
+                yield SimpleCommand(
+                    [], [node.inner, *((ParameterExpansion(name, f"${name}", True),) for name in names)], []
+                )
 
 
 def _sources(words: Sequence[Word]) -> list[str]:
     """Return references to the variables in ``words`` that have no default."""
-    parts = (part for word in words for part in word if isinstance(part, Variable))
+    parts = (part for word in words for part in word if isinstance(part, ParameterExpansion))
     return [f"${part.name}" for part in parts if part.operation not in (":-", "-")]
 
 

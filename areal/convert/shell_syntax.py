@@ -4,154 +4,40 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from areal.dataclasses import dataclass, field
+from areal.convert.shell_nodes import (
+    AndOrList,
+    ArithmeticCommand,
+    ArithmeticExpansion,
+    Assignment,
+    Case,
+    CommandSubstitution,
+    CompoundCommand,
+    For,
+    FunctionDefinition,
+    If,
+    Literal,
+    Node,
+    ParameterExpansion,
+    Part,
+    Pipeline,
+    Redirection,
+    SimpleCommand,
+    While,
+    Word,
+)
 
 
-class Fault(ValueError):
+class ShellSyntaxError(ValueError):
     """Text that is no shell script, or whose syntax is not read here. ``line``: where it begins."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
         self.line = line
 
-
-class Text(NamedTuple):
-    """Characters that stand for themselves. ``quoted``: also for a pattern, or a list of words."""
-
-    text: str
-    quoted: bool
-
-
-class Variable(NamedTuple):
-    """``$NAME``, or ``${NAME[INDEX]OPERATION OPERAND}``. ``prefix``: ``#`` for its length, ``!`` for the variable that
-    it names or the keys of an array. ``source``: as it is written."""
-
-    name: str
-    source: str
-    quoted: bool
-    prefix: str = ""
-    index: Word = ()  # type: ignore[assignment]  # not the method of tuples
-    operation: str = ""
-    operand: Word = ()
-
-
-class Sum(NamedTuple):
-    """``$((...))``."""
-
-    inner: Word
-    quoted: bool
-
-
-class Output(NamedTuple):
-    """``$(...)``, or the same in backquotes."""
-
-    body: list[Node]
-    source: str
-    quoted: bool
-
-
-Part = Text | Variable | Sum | Output
-Word = tuple[Part, ...]
-
-
-class Assignment(NamedTuple):
-    """``NAME[KEY]=VALUE``, or ``+=`` if it ``extends``. An array has a list of keys, () for the next, and words."""
-
-    name: str
-    key: Word
-    extends: bool
-    value: Word | list[tuple[Word, Word]]
-
-
-@dataclass
-class Redirection:
-    """``> FILE``, ``<<< WORD`` or a here-document, whose text is the target. ``channel``: the number before it."""
-
-    channel: str
-    operation: str
-    target: Word = ()
-
-
-@dataclass
-class Simple:
-    """A simple command in the lines ``first`` to ``last``. ``is_cut``: a comment after a backslash ends it."""
-
-    assigned: list[Assignment] = field(default_factory=list)
-    words: list[Word] = field(default_factory=list)
-    redirections: list[Redirection] = field(default_factory=list)
-    source: str = ""
-    first: int = 0
-    last: int = 0
-    is_cut: bool = False
-
-
-class Pipeline(NamedTuple):
-    """Commands that are connected with ``|``; a single one is negated (``!``)."""
-
-    commands: list[Node]
-
-
-class Chain(NamedTuple):
-    """Commands, each with the ``&&`` or ``||`` before it; the first with ``""``."""
-
-    commands: list[tuple[str, Node]]
-
-
-class Block(NamedTuple):
-    """``{ ...; }``, ``( ... )``, or a compound command with redirections."""
-
-    body: list[Node]
-    in_child: bool
-    redirections: Sequence[Redirection] = ()
-
-
-class If(NamedTuple):
-    """Conditions with their branches. The condition of ``else`` has no commands."""
-
-    branches: list[tuple[list[Node], list[Node]]]
-
-
-class For(NamedTuple):
-    """``for NAME in WORDS``; without them, over the arguments."""
-
-    name: str
-    words: list[Word] | None
-    body: list[Node]
-
-
-class While(NamedTuple):
-    """``while``, or ``until``."""
-
-    condition: list[Node]
-    body: list[Node]
-    until: bool
-
-
-class Case(NamedTuple):
-    """``case WORD in`` with the patterns of each branch."""
-
-    word: Word
-    branches: list[tuple[list[Word], list[Node]]]
-
-
-class Function(NamedTuple):
-    """``NAME() { ...; }``."""
-
-    name: str
-    body: Node
-
-
-class Arithmetic(NamedTuple):
-    """``((...))``."""
-
-    inner: Word
-
-
-Node = Simple | Pipeline | Chain | Block | If | For | While | Case | Function | Arithmetic
 
 _BLANK = re.compile(r"(?:[ \t\r]|\\\n)+")
 _COMMENT = re.compile(r"#[^\n]*")
@@ -186,12 +72,12 @@ class Script(NamedTuple):
     """The commands of a script, and the first text in it that could not be read."""
 
     body: list[Node]
-    fault: Fault | None
+    fault: ShellSyntaxError | None
 
 
 def read_script(text: str) -> Script:
     """Return the commands of a script. After a fault it is read on at the next line."""
-    reader, found, faults = _Reader(text.replace("\r\n", "\n")), list[Node](), list[Fault]()
+    reader, found, faults = _Reader(text.replace("\r\n", "\n")), list[Node](), list[ShellSyntaxError]()
     while len(faults) < _MOST_FAULTS:
         begun = reader.skip()
         if begun >= len(reader.text):
@@ -201,8 +87,8 @@ def read_script(text: str) -> Script:
             reader.blanks()
             if reader.at < len(reader.text) and reader.text[reader.at] not in "\n;&":
                 raise reader.fault(f"{reader.text[reader.at]!r} is not expected")
-        except (Fault, RecursionError) as error:
-            faults.append(error if isinstance(error, Fault) else reader.fault("too deeply nested", begun))
+        except (ShellSyntaxError, RecursionError) as error:
+            faults.append(error if isinstance(error, ShellSyntaxError) else reader.fault("too deeply nested", begun))
             end = reader.text.find("\n", begun)
             reader.at, reader.waiting, reader.depth = len(reader.text) if end < 0 else end + 1, [], 0
     return Script(found, faults[0] if faults else None)
@@ -221,8 +107,8 @@ class _Reader:
     def line(self, at: int) -> int:
         return bisect_right(self.newlines, at - 1) + 1
 
-    def fault(self, what: str, at: int | None = None) -> Fault:
-        return Fault(self.line(self.at if at is None else at), what)
+    def fault(self, what: str, at: int | None = None) -> ShellSyntaxError:
+        return ShellSyntaxError(self.line(self.at if at is None else at), what)
 
     def matches(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         return pattern.match(self.text, self.at)
@@ -256,7 +142,7 @@ class _Reader:
                 lines.append(line)
             text = "".join(lines)
             inner = _Reader(text)
-            redirection.target = (Text(text, True),) if is_plain else inner.parts("", quoted=True, quotes=False)
+            redirection.target = (Literal(text, True),) if is_plain else inner.parts("", quoted=True, quotes=False)
         self.waiting = []
 
     def skip(self) -> int:
@@ -293,7 +179,7 @@ class _Reader:
         while connected := next((each for each in ("&&", "||") if self.takes(each)), ""):
             self.skip()
             found.append((connected, self.pipeline()))
-        return Chain(found) if len(found) > 1 else found[0][1]
+        return AndOrList(found) if len(found) > 1 else found[0][1]
 
     def pipeline(self) -> Node:
         negated = self.reserved() == "!"
@@ -334,12 +220,12 @@ class _Reader:
         node: Node
         if self.takes("(("):
             inner = self.parts(")", quoted=True)
-            node = Arithmetic(inner)
+            node = ArithmeticCommand(inner)
             if not self.takes("))"):
                 self.at = begun + 1
-                node = Block(self.commands(")")[0], in_child=True)
+                node = CompoundCommand(self.commands(")")[0], in_child=True)
         elif self.takes("("):
-            node = Block(self.commands(")")[0], in_child=True)
+            node = CompoundCommand(self.commands(")")[0], in_child=True)
         elif word and word != "[[":
             self.at += len(word)
             node = self.compound(word)
@@ -347,18 +233,18 @@ class _Reader:
             return self.simple()
         self.blanks()
         redirections = list(self.redirections())
-        return Block([node], in_child=False, redirections=redirections) if redirections else node
+        return CompoundCommand([node], in_child=False, redirections=redirections) if redirections else node
 
-    def function(self, name: str) -> Function:
+    def function(self, name: str) -> FunctionDefinition:
         if (both := self.matches(_PARENTHESES)) is not None:
             self.at = both.end()
         self.skip()
-        return Function(name, self.command())
+        return FunctionDefinition(name, self.command())
 
     def compound(self, word: str) -> Node:
         match word:
             case "{":
-                return Block(self.commands("}")[0], in_child=False)
+                return CompoundCommand(self.commands("}")[0], in_child=False)
             case "if":
                 return self.branches()
             case "while" | "until":
@@ -388,9 +274,12 @@ class _Reader:
             if not self.takes("))"):
                 raise self.fault("no '))'", begun)
             step = [
-                Arithmetic(_Reader(each or "1").parts("", quoted=True)) for each in (before, condition.strip(), after)
+                ArithmeticCommand(_Reader(each or "1").parts("", quoted=True))
+                for each in (before, condition.strip(), after)
             ]
-            return Block([step[0], While([step[1]], [*self.takes_group(), step[2]], until=False)], in_child=False)
+            return CompoundCommand(
+                [step[0], While([step[1]], [*self.takes_group(), step[2]], until=False)], in_child=False
+            )
         name, words = self.matches(_NAME), None
         if name is None:
             raise self.fault("no name of a variable")
@@ -441,14 +330,14 @@ class _Reader:
             self.blanks()
             yield made
 
-    def simple(self) -> Simple:
+    def simple(self) -> SimpleCommand:
         begun = end = self.at
-        made, self.is_cut = Simple(first=self.line(begun)), False
+        made, self.is_cut = SimpleCommand(first=self.line(begun)), False
         in_test = self.text.startswith("[[", self.at)
         declares = True
         while self.at < len(self.text):
             if in_test and (operator := self.matches(_OF_TEST)) is not None:
-                made.words.append((Text(operator[0].strip(), False),))
+                made.words.append((Literal(operator[0].strip(), False),))
                 self.at = operator.end()
             elif not in_test and (found := list(self.redirections())):
                 made.redirections += found
@@ -467,7 +356,7 @@ class _Reader:
         made.source, made.last, made.is_cut = self.text[begun:end], self.line(end), self.is_cut
         return made
 
-    def assignment(self, made: Simple) -> None:
+    def assignment(self, made: SimpleCommand) -> None:
         name, key = self.matches(_ASSIGNED), Word()
         assert name is not None
         self.at += len(name[1])
@@ -509,7 +398,7 @@ class _Reader:
             self.at += 1 if self.text[self.at] == "(" else 2
             self.parts(")", quoted=True)
             self.at += 1
-            found += (Text(self.text[first : self.at], False), *self.parts(_END_OF_WORD, quoted=False))
+            found += (Literal(self.text[first : self.at], False), *self.parts(_END_OF_WORD, quoted=False))
         if self.at == begun:
             raise self.fault(f"{self.text[begun : begun + 1].strip() or 'end of line'!r} is not expected")
         return found
@@ -527,16 +416,16 @@ class _Reader:
                 following = text[self.at + 1]
                 self.at += 2
                 stays = quoted and following not in '$`"\\\n'
-                found += [Text("\\" * stays + following, True)] if following != "\n" else []
+                found += [Literal("\\" * stays + following, True)] if following != "\n" else []
             elif character == "'" and quotes and not quoted:
                 end = self.text.find("'", self.at + 1)
                 if end < 0:
                     raise self.fault("no closing '")
-                found.append(Text(text[self.at + 1 : end], True))
+                found.append(Literal(text[self.at + 1 : end], True))
                 self.at = end + 1
             elif character == '"' and quotes:
                 self.at += 1
-                found += self.parts('"', quoted=True) or (Text("", True),)
+                found += self.parts('"', quoted=True) or (Literal("", True),)
                 self.at += 1
             elif character == "$":
                 found.append(self.dollar(quoted))
@@ -545,15 +434,15 @@ class _Reader:
             else:
                 run = self.matches(_PLAIN)
                 end = run.end() if run is not None and not set(run[0]) & set(ends) else self.at + 1
-                found.append(Text(text[self.at : end], quoted))
+                found.append(Literal(text[self.at : end], quoted))
                 self.at = end
         if self.at >= len(text) and ends not in ("", _END_OF_WORD):
             raise self.fault(f"no closing {ends}")
         groups = (
-            list(each) for _, each in groupby(found, lambda it: str(it.quoted) if isinstance(it, Text) else id(it))
+            list(each) for _, each in groupby(found, lambda it: str(it.quoted) if isinstance(it, Literal) else id(it))
         )
         return tuple(
-            each[0] if len(each) == 1 else Text("".join(getattr(it, "text", "") for it in each), each[0].quoted)
+            each[0] if len(each) == 1 else Literal("".join(getattr(it, "text", "") for it in each), each[0].quoted)
             for each in groups
         )
 
@@ -562,26 +451,26 @@ class _Reader:
         if self.takes("$(("):
             try:
                 inner = self.parts(")", quoted=True)
-            except Fault:
+            except ShellSyntaxError:
                 inner = ()
             if inner and self.takes("))"):
-                return Sum(inner, quoted)
+                return ArithmeticExpansion(inner, quoted)
             self.at = begun
         if self.takes("$("):
             body, _ = self.commands(")")
-            return Output(body, text[begun : self.at], quoted)
+            return CommandSubstitution(body, text[begun : self.at], quoted)
         if self.takes("${"):
             return self.parameter(begun, quoted)
         if not quoted and (escaped := self.matches(_ESCAPED)) is not None:
             self.at = escaped.end()
-            return Text(escaped[1].replace("\\n", "\n").replace("\\t", "\t").replace("\\'", "'"), True)
+            return Literal(escaped[1].replace("\\n", "\n").replace("\\t", "\t").replace("\\'", "'"), True)
         self.at += 1
         if (name := self.matches(_SHORT)) is not None:
             self.at = name.end()
-            return Variable(name[0], text[begun : self.at], quoted)
-        return Text("$", True)
+            return ParameterExpansion(name[0], text[begun : self.at], quoted)
+        return Literal("$", True)
 
-    def parameter(self, begun: int, quoted: bool) -> Variable:
+    def parameter(self, begun: int, quoted: bool) -> ParameterExpansion:
         prefix = self.text[self.at] if self.matches(_PREFIX) is not None else ""
         self.at += len(prefix)
         name, index = self.matches(_PARAMETER), Word()
@@ -598,9 +487,9 @@ class _Reader:
         if not self.takes("}"):
             raise self.fault("no closing }", begun)
         done = operation[0] if operation is not None else ""
-        return Variable(name[0], self.text[begun : self.at], quoted, prefix, index, done, operand)
+        return ParameterExpansion(name[0], self.text[begun : self.at], quoted, prefix, index, done, operand)
 
-    def backquoted(self, quoted: bool) -> Output:
+    def backquoted(self, quoted: bool) -> CommandSubstitution:
         found = self.matches(_BACKQUOTED)
         if found is None:
             raise self.fault("no closing `")
@@ -608,9 +497,9 @@ class _Reader:
         script = read_script(re.sub(r"\\([`$\\])", r"\1", found[1]))
         if script.fault is not None:
             raise self.fault(str(script.fault), found.start())
-        return Output(script.body, found[0], quoted)
+        return CommandSubstitution(script.body, found[0], quoted)
 
 
 def _plain(word: Word) -> str:
     """Return the text of a word without expansions, or ""."""
-    return "".join(each.text if isinstance(each, Text) else "$" for each in word)
+    return "".join(each.text if isinstance(each, Literal) else "$" for each in word)

@@ -10,8 +10,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from areal.convert.reading import DOLLAR, Unread
+from areal.convert.shell_nodes import (
+    ArithmeticExpansion,
+    Assignment,
+    CommandSubstitution,
+    Literal,
+    Node,
+    ParameterExpansion,
+    Part,
+    Word,
+)
 from areal.convert.shell_printing import NotKnown, calculated
-from areal.convert.shell_syntax import Assignment, Node, Output, Part, Sum, Text, Variable, Word
 from areal.dataclasses import dataclass, field
 
 _Sized = TypeVar("_Sized", str, list[str])
@@ -53,17 +62,17 @@ class Values:
 
     def part(self, part: Part) -> str:
         match part:
-            case Text():
+            case Literal():
                 home = self.variables.get("HOME") if not part.quoted and re.match(r"~(?:/|$)", part.text) else None
                 return (home + part.text[1:] if home else part.text).replace("$", DOLLAR)
-            case Sum():
+            case ArithmeticExpansion():
                 return calculated(self.text(part.inner), self.variables)
-            case Output():
+            case CommandSubstitution():
                 try:
                     return self.output(part.body).rstrip("\n")
                 except NotKnown:
                     return part.source
-            case Variable():
+            case ParameterExpansion():
                 elements = self.elements(part)
                 return self.value(part)[0] if elements is None else " ".join(elements)
 
@@ -72,12 +81,12 @@ class Values:
         found = list[str]()
         for word in words:
             only = word[0] if len(word) == 1 else None
-            if isinstance(only, Variable) and not only.quoted and self.elements(only) is None:
+            if isinstance(only, ParameterExpansion) and not only.quoted and self.elements(only) is None:
                 is_option = bool(found) and re.match(r"--\w[^=]*$", found[-1]) is not None
                 if not self.value(only)[1] and not is_option and not only.name.isdigit():
                     self.unset += [only.name]
                     continue
-            is_plain = isinstance(only, Text) and not only.quoted
+            is_plain = isinstance(only, Literal) and not only.quoted
             found += _braces(self.text(word)) if is_plain else self.split(word)
         return self.bounded(found)
 
@@ -85,14 +94,14 @@ class Values:
         """Yield the words that one word becomes."""
         present, begun = "", False
         for part in word:
-            elements, ends = self.elements(part) if isinstance(part, Variable) else None, False
-            if elements is not None and isinstance(part, Variable):
+            elements, ends = self.elements(part) if isinstance(part, ParameterExpansion) else None, False
+            if elements is not None and isinstance(part, ParameterExpansion):
                 is_one = part.quoted and "*" in (part.name, self.text(part.index))
                 pieces = elements if part.quoted else [piece for each in elements for piece in _split(each)]
                 pieces = [self.variables.get("IFS", " ")[:1].join(pieces)] if is_one else pieces
-            elif part.quoted or (isinstance(part, Text) and not re.search(r"\s", part.text)):
+            elif part.quoted or (isinstance(part, Literal) and not re.search(r"\s", part.text)):
                 pieces = [self.part(part)]
-            elif isinstance(part, Variable) and (default := self.default(part)) is not None:
+            elif isinstance(part, ParameterExpansion) and (default := self.default(part)) is not None:
                 pieces = list(self.split(default))
             else:
                 text = self.part(part)
@@ -111,7 +120,7 @@ class Values:
         if begun:
             yield present
 
-    def elements(self, variable: Variable) -> list[str] | None:
+    def elements(self, variable: ParameterExpansion) -> list[str] | None:
         """Return the words that ``$@`` or ``${NAME[@]}`` stands for; None for a variable with one value."""
         if variable.name in "@*":
             found = list(self.arguments or [])
@@ -131,12 +140,12 @@ class Values:
             return found[first:][: int(bounds[2]) if bounds[2] else None]
         return [_changed(each, operation, operand) for each in found] if operation else found
 
-    def value(self, variable: Variable) -> tuple[str, bool]:
+    def value(self, variable: ParameterExpansion) -> tuple[str, bool]:
         """Return the value of a variable, and whether it is set. If it is not, the value is a reference to it."""
         name, operation, prefix = variable.name, variable.operation, variable.prefix
         known = self.known(variable)
         if prefix == "!" and known is not None:
-            return self.value(Variable(known, variable.source, variable.quoted, operation=operation))
+            return self.value(ParameterExpansion(known, variable.source, variable.quoted, operation=operation))
         if (default := self.default(variable)) is not None:
             if operation[-1] == "=":
                 self.variables[name] = self.text(default)
@@ -149,7 +158,7 @@ class Values:
             return f"${{{self.named([known]) or name}}}", True
         return (str(len(known)) if prefix == "#" else _changed(known, operation, self.text(variable.operand))), True
 
-    def default(self, variable: Variable) -> Word | None:
+    def default(self, variable: ParameterExpansion) -> Word | None:
         """Return the word in an expansion that stands for the variable: a default, or what replaces any value."""
         if variable.operation not in _DEFAULTS:
             return None
@@ -159,7 +168,7 @@ class Values:
             return () if is_missing else variable.operand
         return variable.operand if is_missing else None
 
-    def known(self, variable: Variable) -> str | None:
+    def known(self, variable: ParameterExpansion) -> str | None:
         """Return the value of a variable before its operation; None if it has none, or it is not known."""
         name, arguments = variable.name, self.arguments
         if name == "0" or (name == "BASH_SOURCE" and name not in self.arrays):
@@ -173,7 +182,7 @@ class Values:
             return "$" * (name not in self.arrays) or "#" * len(self.arrays[name])  # whose length is the number
         if (array := self.arrays.get(name)) is None:
             return self.variables.get(name)
-        index = self.text(variable.index or (Text("0", True),))
+        index = self.text(variable.index or (Literal("0", True),))
         if index not in array:
             index = calculated(index, self.variables)
             index = str(len(array) + int(index)) if re.fullmatch(r"-\d+", index) else index
@@ -196,7 +205,7 @@ class Values:
             self.arrays[name] = array
             self.variables.pop(name, None)
         elif made.key or name in self.arrays:
-            array, key = self.arrays.get(name, {}), self.text(made.key or (Text("0", True),))
+            array, key = self.arrays.get(name, {}), self.text(made.key or (Literal("0", True),))
             self.arrays[name] = {**array, key: array.get(key, "") * made.extends + self.text(value)}
         else:
             self.variables[name] = self.variables.get(name, "") * made.extends + self.text(value)
@@ -209,7 +218,7 @@ class Values:
         found = [self.text(word) for word in words]
         for place, word in enumerate(words):
             only = word[0] if len(word) == 1 else None
-            if isinstance(only, Variable) and self.elements(only) is None and not self.value(only)[1]:
+            if isinstance(only, ParameterExpansion) and self.elements(only) is None and not self.value(only)[1]:
                 beside = {*found[max(0, place - 2) : place], *found[place + 1 : place + 3]}
                 if beside & {"-z", "-n", ""} and not (only.name.isdigit() and self.arguments is None):
                     found[place] = ""
