@@ -417,7 +417,8 @@ class PendingCall:
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Connection:
-        connection = self._connection = await self._pool.connection(self._address)
+        read_only = self._request.startswith(b"GET ")
+        connection = self._connection = await self._pool.connection(self._address, read_only=read_only)
         try:
             request, self._request = self._request, b""  # frees a large body while the response is read
             await connection.ask(request)
@@ -436,8 +437,9 @@ class HttpClient:
     is a URL to which the path is added. Entering a call raises NotConnected or ResponseLost."""
 
     def __init__(self, *, idle_s: float = POOL_IDLE_S, on_lost: Callable[[], None] | None = None) -> None:
-        """``idle_s``: seconds that a connection is kept unused; less than the server's keep-alive. ``on_lost`` is
-        called when the server closes an idle connection."""
+        """``idle_s``: seconds that a connection is kept unused; less than the server's keep-alive. Half of it for calls
+        other than GET, which a busy server could lose as it closes the connection, and which may not be repeated.
+        ``on_lost`` is called when the server closes an idle connection."""
         self._idle_s = idle_s
         self._on_lost = on_lost
         self._addresses: dict[str, Address] = {}
@@ -485,11 +487,12 @@ class HttpClient:
         async with asyncio.timeout(timeout_s), self.call(method, base, path, headers or {}, body) as answer:
             return HttpReply(answer.status, answer.headers, await answer.whole(most))
 
-    async def connection(self, address: Address) -> Connection:
+    async def connection(self, address: Address, *, read_only: bool) -> Connection:
         idle = self._idle.get(address)
+        longest = self._idle_s if read_only else self._idle_s / 2
         while idle:
             connection = idle.pop()
-            if not connection.closed and self._loop.time() - connection.idle_since < self._idle_s:
+            if not connection.closed and self._loop.time() - connection.idle_since < longest:
                 connection.on_lost = None
                 self._busy.add(connection)
                 return connection

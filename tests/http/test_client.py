@@ -455,6 +455,25 @@ async def test_long_idle_connection_is_not_reused() -> None:
         assert connections == 2
 
 
+@pytest.mark.parametrize(
+    ("method", "unused_s", "expected"), [("GET", 40, 1), ("GET", 61, 2), ("POST", 29, 1), ("POST", 31, 2)]
+)
+async def test_only_get_uses_connection_that_was_unused_for_long(method: str, unused_s: float, expected: int) -> None:
+    connections = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await says(OK, OK)(reader, writer)
+
+    async with worker(talk) as url, HttpClient(idle_s=60) as pool:
+        for _ in range(2):
+            assert (await pool.fetch(method, url, "/", timeout_s=10)).body == b"hello"
+            ((kept,),) = pool._idle.values()
+            kept.idle_since -= unused_s
+        assert connections == expected
+
+
 async def test_idle_connection_is_closed_while_others_are_reused() -> None:
     both, closed = asyncio.Barrier(2), asyncio.Event()
 
