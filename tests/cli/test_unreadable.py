@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from areal.cli.operate import _ask_once
+from areal.client.command import free_port
 from areal.errors import UsageFault
 from areal.reconcilers.plan import Plan
 from areal.state.files import seal, unseal
@@ -25,7 +26,10 @@ from tests.cli.test_apply import document
 def recorded(areal: Areal, home: Home, tmp_path: Path) -> Callable[[str], Path]:
     """Objects without processes: a service, its model, and a service that nothing needs; the file of one of them."""
     model = {"service": "default", "backend": "embedded", "path": str(tmp_path), "suspend": True}
-    objects = [document("InferenceService", name, {"suspend": True}) for name in ("default", "spare", "other")]
+    objects = [
+        document("InferenceService", name, {"suspend": True, "gateway": {"port": free_port()}})
+        for name in ("default", "spare", "other")
+    ]
     file = tmp_path / "m.yaml"
     file.write_text(yaml.safe_dump_all([*objects, document("Model", "m", model)]))
     applied = areal("apply", "-f", str(file), "--yes")
