@@ -32,7 +32,7 @@ from areal.convert.shell_nodes import (
 
 
 class ShellSyntaxError(ValueError):
-    """Text that is no shell script, or whose syntax is not read here. ``line``: where it begins."""
+    """Text that is not a shell script, or syntax that the parser does not know. ``line``: its first line."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
