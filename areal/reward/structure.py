@@ -120,7 +120,7 @@ def _levels(found: Formula) -> list[int]:
 def _split(found: Formula, *separators: str) -> tuple[list[Formula], list[str]]:
     """Return the parts between the separators outside brackets, and the separators."""
     levels = _levels(found)
-    at = [i for i, each in enumerate(found) if each.text in separators and levels[i] == 0]
+    at = [i for i, each in enumerate(found) if each.kind == "o" and each.text in separators and levels[i] == 0]
     parts = [found[start + 1 : end] for start, end in itertools.pairwise((-1, *at, len(found)))]
     return parts, [found[i].text for i in at]
 
@@ -128,7 +128,7 @@ def _split(found: Formula, *separators: str) -> tuple[list[Formula], list[str]]:
 def _outer_brackets(found: Formula) -> tuple[str, Formula]:
     """Return the brackets around a formula, and the formula between them; without brackets, none and the whole
     formula."""
-    if found and found[0].text in _PAIRS and all(_levels(found)[1:-2]):
+    if len(found) > 1 and found[0].text in _PAIRS and found[-1].text in _CLOSING and all(_levels(found)[1:-2]):
         return (found[0].text + found[-1].text).replace("\\", ""), found[1:-1]
     return "", found
 
@@ -138,7 +138,7 @@ def _without_domain(found: Formula) -> Formula:
     \mathbb{Z}``, ``for any c``."""
     texts, levels = texts_of(found), _levels(found)
     for i in range(1, len(found)):
-        is_start = levels[i] == 0 and texts[i] in (",", "(", "for", "where", "with")
+        is_start = levels[i] == 0 and texts[i] in (",", "(", "for", "where", "with") and texts[i - 1] not in "=<>≤≥"
         is_start &= not re.match(r",? ?\( \S+ ,", " ".join(texts[i : i + 4]))  # the point (n, n)
         if not is_start or not has_kind(found[:i], "ns"):
             continue
@@ -178,11 +178,11 @@ def _read(found: Formula) -> Node:
     is_list = set(separators) != {"and"} or (parts[0][-1:] and parts[0][-1].text == ")") or not has_kind(found, "n")
     if set(separators) == {","} and has_kind(parts[0], "n") and not any(has_kind(part, "nsfmvo") for part in parts[1:]):
         return quantity(tuple(each for each in found if each.text != ","))  # 5 N, to the left
-    if separators and (is_list or all(has_kind(each, "snfm") for each in parts)):
+    if separators and (is_list or all(has_kind(each, "snfm") or _RELATIONS & {*texts_of(each)} for each in parts)):
         is_joined = "and" in separators
         return _group("and" if is_joined else ",", [each for each in parts if each] if is_joined else parts)
     signs = _BOTH & set(texts_of(found))
-    if brackets and not (brackets == "()" and len(signs) == 1):
+    if brackets and not (brackets == "()" and "," in texts_of(inner) and len(signs) == 1):
         return _bracketed(brackets, inner)
     parts, operators = _split(found, "∪", "∩", "∖")
     if operators and not _split(found, "=")[1]:
@@ -195,7 +195,7 @@ def _read(found: Formula) -> Node:
     parts, separators = _split(found, ":")
     if separators and all(has_kind(each, "n") and not has_kind(each, "w") for each in parts):
         return _group(":", parts)
-    is_named = found[0].text.isupper() and "," in texts_of(found)
+    is_named = found[0].kind == "s" and found[0].text.isupper() and "," in texts_of(found)
     if is_named and _outer_brackets(found[1:])[0] == "()":  # the point A(1,2)
         return _relation([found[:1], found[1:]], ["="])
     return quantity(found)
@@ -217,7 +217,8 @@ def _group(brackets: str, parts: Sequence[Formula]) -> Items:
         last = nodes[-1] if nodes else None
         if isinstance(last, Relation) and last.operators == ("≠",) and isinstance(node, Quantity):
             node = Relation((last.sides[0], part), ("≠",))  # x ≠ 1, 2
-        items = node.items if isinstance(node, Items) and node.brackets in LISTS else ()  # of 0, ±2, and of 1, 2 or 3
+        is_list = isinstance(node, Items) and node.brackets in LISTS and brackets in ("{}", *LISTS, "or")
+        items = node.items if isinstance(node, Items) and is_list else ()  # of 0, ±2, and of 1, 2 or 3
         is_one_name = len({each.name for each in items if isinstance(each, Relation)}) == 1  # x = 1, 2
         is_flat = brackets == "{}" or bool(_BOTH & {*texts_of(part)})
         is_flat |= brackets == "or" and all(isinstance(each, Quantity) or is_one_name for each in items[1:])
@@ -261,9 +262,9 @@ def _relation(sides: list[Formula], operators: list[str]) -> Node:
     if _is_name(sides[-1]) and not _is_name(sides[0]):
         sides = sides[::-1]  # 18 = x
     are_names = all(_is_name(each) and len(each) == 1 for each in sides[:-1]) and not _is_name(sides[-1])
-    if len(sides) > 2 and are_names:  # x = y = 1
+    if len(sides) > 2 and are_names and set(operators) == {"="}:  # x = y = 1
         return Items(",", tuple(_relation([each, sides[-1]], ["="]) for each in sides[:-1]))
-    is_chain = len(sides) > 2 and not names_in(*sides[1:])  # a/(1-r) = 3/(1-1/4) = 4
+    is_chain = len(sides) > 2 and has_kind(sides[-1], "nf") and not names_in(*sides[1:])  # a/(1-r) = 3/(1-1/4) = 4
     is_named = not sides[0] or _is_name(sides[0]) or is_chain
     if not is_named and names_in(*sides):
         return Relation(tuple(sides), tuple(operators))
@@ -304,9 +305,9 @@ def quantity(found: Formula) -> Quantity:
         elif not (token.text == "*" and is_beside):
             formula.append(token)
             is_below = False
-    while formula and formula[0].text in (".", ":", "*", "…"):
+    while formula and formula[0].text in (".", ",", ":", "*", "/", "'", "≈", "…"):
         del formula[0]
-    while formula and formula[-1].text == ".":
+    while formula and formula[-1].text in (".", ",", ":", "*", "/", "'"):
         del formula[-1]
     sign = next((each for each in "%°" if each in texts_of(tuple(formula)) and not has_kind(tuple(formula), "f")), "")
     joined = re.sub(r"\b(square|cubic) (\w+)", lambda m: f"{m[2]}^{2 if m[1] == 'square' else 3}", " ".join(words))
