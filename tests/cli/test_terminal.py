@@ -25,6 +25,7 @@ from areal.state.events import EventLog
 from areal.state.home import Home
 from areal.terminal import ESCAPE, Screen, safe, spelled
 from tests.cli.conftest import Areal, Result, serving
+from tests.runtime.support import NEVER
 
 HOSTILE = "x\x1b[31mred\x1b]0;title\x07\x9b2J\u202egnp.exe\r\x7f\x08y"
 _OBEYED = "\x1b\x9b\u202e\x07\x08\x7f"
@@ -113,7 +114,8 @@ def hostile_home(home: Home, record: Callable[..., Any], tmp_path: Path) -> None
     script = f"import sys; sys.stdout.write({HOSTILE!r} + '\\n')"
     for owner, component in (("InferenceService/default", "engine"), (str(found.ref), "driver")):
         uid = f"uid-{component}"
-        backend.start(RunSpec(uid, owner, component, 0, (sys.executable, "-X", "utf8", "-c", script)))
+        command = (sys.executable, "-X", "utf8", "-c", script)
+        backend.start(RunSpec(uid, owner, component, 0, command, restart=NEVER))
         while not any(b"red" in Path(path).read_bytes() for path in backend.log_paths(uid)):
             time.sleep(0.01)
 
